@@ -1,0 +1,23 @@
+"""tm_slurm: PyTorch training on Slurm that moves off a drained or dying node in about one step.
+
+What a training script uses: `run`, `Runtime`, `Role`, `options`. Nothing here imports torch until one of them is
+asked for, so that the command line stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tm_slurm.runtime import Role, Runtime, options, run
+
+__version__ = "0.1.0"
+__all__ = ["Role", "Runtime", "__version__", "options", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"Role", "Runtime", "options", "run"}:
+        import tm_slurm.runtime
+
+        return getattr(tm_slurm.runtime, name)
+    raise AttributeError(f"module 'tm_slurm' has no attribute {name!r}")
