@@ -1,0 +1,1 @@
+"""What happened, for people and programs: the timeline, the steps, the status."""

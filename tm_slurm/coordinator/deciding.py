@@ -1,0 +1,43 @@
+"""What every part of the decisions shares: the state, the time of the input, and the actions it leads to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tm_slurm.coordinator.actions import Action, Comment, End, Note, Tell
+from tm_slurm.coordinator.model import JobState, Move
+
+Input = dict[str, Any]
+
+
+class Deciding:
+    """`actions` collects, in order, what the input being handled leads to; `now` is that input's time."""
+
+    def __init__(self, state: JobState) -> None:
+        self.state = state
+        self.now = 0.0
+        self.actions: list[Action] = []
+
+    def _note(self, what: str, **fields: Any) -> None:
+        self.actions.append(Note(what, fields))
+
+    def _comment(self, text: str) -> None:
+        self.actions.append(Comment(text))
+
+    def _tell(self, node: str, slot: int | None, message: dict[str, Any]) -> None:
+        self.actions.append(Tell(node, slot, message))
+
+    def _tell_rank(self, rank: int, message: dict[str, Any]) -> None:
+        node, slot = self.state.seats[rank]
+        if slot in self.state.nodes[node].processes:
+            self._tell(node, slot, message)
+
+    def _end(self, verdict: str, exit_code: int, reason: str) -> None:
+        self.state.ended = True
+        self._note("ended", state=verdict, reason=reason)
+        self.actions.append(End(verdict, exit_code, reason))
+
+    def _move_of(self, given: Input) -> Move | None:
+        """The move in flight, if the input speaks of it."""
+        move = self.state.move
+        return move if move is not None and move.epoch == given["epoch"] else None

@@ -1,0 +1,365 @@
+"""The leader: the network and the clock around the decisions. It lives in one agent process of the job.
+
+Whatever can change a decision goes journal → decisions → actions, one input at a time, without waiting in between.
+Whatever takes time (Slurm commands) runs beside it, and its outcome comes back as another input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tm_slurm.control import Channel, ChannelClosed, HandshakeRefused, accept
+from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Tell
+from tm_slurm.coordinator.decide import Decisions
+from tm_slurm.coordinator.election import LeaderFile, Leadership, write_atomically
+from tm_slurm.coordinator.journal import Journal
+from tm_slurm.coordinator.model import JobState, Plan
+from tm_slurm.coordinator.status import status_of
+from tm_slurm.events import NodeWatch
+from tm_slurm.observe.record import Record
+from tm_slurm.slurm import Slurm, SlurmRefused, SlurmUnavailable
+
+log = logging.getLogger("tm_slurm.leader")
+
+FROM_AGENTS = frozenset(
+    {
+        "process_ready",
+        "process_warm",
+        "process_exited",
+        "leaver_prepared",
+        "joined",
+        "join_failed",
+        "switching",
+        "resumed",
+        "stopped",
+        "too_late",
+        "rank_done",
+        "agent_retired",
+    }
+)
+"""Inputs that an agent may bring."""
+
+HANDSHAKE_TIMEOUT_S = 5.0
+TICK_S = 0.1
+COMMENT_INTERVAL_S = 1.0
+FAREWELL_S = 8.0
+
+
+@dataclass(kw_only=True)
+class Limits:
+    """Seconds, from the job's policy."""
+
+    poll_interval_s: float
+    lease_s: float
+    start_timeout_s: float
+    reconnect_s: float
+
+
+class Leader:
+    """Leads until the job has ended ("ended") or another agent has been asked to lead ("resigned")."""
+
+    def __init__(
+        self,
+        *,
+        job_dir: Path,
+        job_id: int | None,
+        node: str,
+        host: str,
+        plan: Plan,
+        attempt: int,
+        leadership: Leadership,
+        secret: bytes,
+        slurm: Slurm | None,
+        limits: Limits,
+    ) -> None:
+        self.job_dir = job_dir
+        self.node = node
+        self.exit_code = 1
+        self._job_id = job_id
+        self._host = host
+        self._attempt = attempt
+        self._leadership = leadership
+        self._secret = secret
+        self._slurm = slurm
+        self._limits = limits
+        self._agents: dict[str, Channel] = {}
+        self._gone_at: dict[str, float] = {}
+        self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._background: set[asyncio.Task[None]] = set()
+        self._watch = NodeWatch()
+        self._await_drained: set[str] = set()
+        self._comment: str | None = None
+        self._started_at = time.time()
+        self._record = Record(job_dir, plan.world_size)
+        path = job_dir / f"journal.{attempt}.jsonl"
+        self._decisions = Decisions(JobState.initial(plan), node)
+        self._replayed = 0
+        for given in Journal.replay(path):
+            self._decisions.handle(given)
+            self._replayed += 1
+        self._journal = Journal(path)
+        if self._replayed == 0:
+            (job_dir / "verdict.json").unlink(missing_ok=True)
+
+    @property
+    def state(self) -> JobState:
+        return self._decisions.state
+
+    async def lead(self) -> str:
+        """Serve agents and users until the end. Returns "ended" or "resigned"."""
+        server = await asyncio.start_server(self._connected, self._host, 0)
+        self._port = int(server.sockets[0].getsockname()[1])
+        self._renew_lease()
+        self._feed({"kind": "led", "node": self.node, "term": self._leadership.term})
+        self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
+        log.info("leading node=%s term=%d replayed=%d", self.node, self._leadership.term, self._replayed)
+        loops = [asyncio.create_task(self._tick_for_ever())]
+        if self._slurm is not None:
+            loops.append(asyncio.create_task(self._poll_for_ever(self._slurm)))
+            loops.append(asyncio.create_task(self._comment_for_ever(self._slurm)))
+        try:
+            failed = asyncio.gather(*loops)
+            await asyncio.wait({self._outcome, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._outcome.done():
+                failed.result()
+            outcome = self._outcome.result()
+            if outcome == "ended":
+                await self._farewell()
+        finally:
+            for task in (*loops, *self._background):
+                task.cancel()
+            server.close()
+            for channel in self._agents.values():
+                channel.abort()
+            self._write_status()
+            self._leadership.resign()
+            self._journal.close()
+            self._record.close()
+        return outcome
+
+    # ---- inputs ----
+
+    def _feed(self, given: dict[str, Any]) -> None:
+        """Journal an input, decide, act."""
+        given.setdefault("at", time.time())
+        self._journal.append(given)
+        self._perform(self._decisions.handle(given))
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            channel = await accept(reader, writer, self._secret, timeout_s=HANDSHAKE_TIMEOUT_S)
+        except (HandshakeRefused, ChannelClosed, OSError, asyncio.TimeoutError) as error:
+            log.warning("refused a connection reason=%s", error)
+            return
+        if channel.identity.get("role") == "agent":
+            await self._serve_agent(channel, str(channel.identity.get("node")))
+        else:
+            await self._serve_user(channel)
+
+    async def _serve_agent(self, channel: Channel, node: str) -> None:
+        before = self._agents.get(node)
+        if before is not None:
+            before.abort()
+        self._agents[node] = channel
+        self._gone_at.pop(node, None)
+        channel.send({"kind": "led", "term": self._leadership.term})
+        self._feed({"kind": "node_joined", "node": node})
+        try:
+            while True:
+                message = await channel.receive()
+                self._from_agent(node, message)
+        except ChannelClosed:
+            if self._agents.get(node) is channel:
+                del self._agents[node]
+                self._gone_at[node] = time.time()
+
+    def _from_agent(self, node: str, message: dict[str, Any]) -> None:
+        kind = message.get("kind")
+        if kind == "beat":
+            for report in message["ranks"]:
+                self._record.beat(node, report)
+        elif kind in FROM_AGENTS:
+            self._feed({**message, "node": node})
+        else:
+            log.warning("refused a message node=%s kind=%s reason=unknown kind", node, kind)
+
+    async def _serve_user(self, channel: Channel) -> None:
+        """One request, one answer."""
+        with contextlib.suppress(ChannelClosed, asyncio.TimeoutError):
+            request = await asyncio.wait_for(channel.receive(), HANDSHAKE_TIMEOUT_S)
+            channel.send(self._answer(request))
+            await channel.drain(HANDSHAKE_TIMEOUT_S)
+        await channel.close()
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("kind") == "status":
+            return self.status()
+        if request.get("kind") != "event":
+            return {"error": f"unknown request {request.get('kind')!r}"}
+        event = request.get("event")
+        if not isinstance(event, dict) or not {"id", "kind", "node", "source"} <= set(event):
+            return {"error": "an event needs id, kind, node and source"}
+        node = self.state.nodes.get(event["node"])
+        if node is None:
+            names = ", ".join(self.state.nodes)
+            return {"error": f"node {event['node']} is not in this job; its nodes are {names}"}
+        if event["kind"] == "request" and node.standing != "active":
+            return {"error": f"node {node.name} has no ranks to move: it is {node.standing}"}
+        self._feed({"kind": "event", "event": event})
+        return {"ok": True, "epoch": self.state.epoch}
+
+    # ---- actions ----
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Tell):
+                self._tell(action)
+            elif isinstance(action, Note):
+                self._noted(action)
+            elif isinstance(action, Release):
+                self._in_background(self._release(action))
+            elif isinstance(action, Comment):
+                self._comment = action.text
+            elif isinstance(action, Resign):
+                self._resign_to(action.to)
+            elif isinstance(action, End):
+                self._ended(action)
+
+    def _tell(self, action: Tell) -> None:
+        channel = self._agents.get(action.node)
+        if channel is None:
+            return  # it is told again when its agent connects
+        with contextlib.suppress(ChannelClosed):
+            channel.send({"slot": action.slot, "term": self._leadership.term, "message": action.message})
+
+    def _noted(self, note: Note) -> None:
+        at = time.time()
+        log.info("%s %s", note.what, " ".join(f"{key}={value}" for key, value in note.fields.items()))
+        self._record.note(note.what, at, **note.fields)
+        if note.what == "moved":
+            self._record.moved(note.fields)
+
+    async def _release(self, action: Release) -> None:
+        if self._slurm is None or self._job_id is None:
+            self._feed({"kind": "release_refused", "node": action.node, "why": "there is no Slurm job"})
+            return
+        try:
+            await asyncio.to_thread(self._slurm.shrink, self._job_id, action.keep)
+        except (SlurmRefused, SlurmUnavailable) as error:
+            self._feed({"kind": "release_refused", "node": action.node, "why": str(error)})
+            return
+        self._await_drained.add(action.node)
+        self._feed({"kind": "released", "node": action.node})
+
+    def _resign_to(self, node: str) -> None:
+        channel = self._agents.get(node)
+        if channel is not None and not self._outcome.done():
+            with contextlib.suppress(ChannelClosed):
+                channel.send({"slot": None, "term": self._leadership.term, "message": {"kind": "lead"}})
+            self._outcome.set_result("resigned")
+
+    def _ended(self, action: End) -> None:
+        self.exit_code = action.exit_code
+        verdict = {"state": action.state, "exit_code": action.exit_code, "reason": action.reason}
+        write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
+        if not self._outcome.done():
+            self._outcome.set_result("ended")
+
+    async def _farewell(self) -> None:
+        """Tell all agents to end, the others first; give them a moment to do so."""
+        message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}
+        others = [name for name in self._agents if name != self.node]
+        for name in others:
+            self._tell(Tell(name, None, message))
+        deadline = time.monotonic() + FAREWELL_S
+        while any(name in self._agents for name in others) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        self._tell(Tell(self.node, None, message))
+        channel = self._agents.get(self.node)
+        if channel is not None:
+            await channel.drain(1.0)
+
+    # ---- time ----
+
+    def _renew_lease(self) -> None:
+        lease_until = time.time() + self._limits.lease_s
+        LeaderFile(
+            self.node, self._host, self._port, self._leadership.term, self._attempt, lease_until
+        ).write(self.job_dir)
+
+    async def _tick_for_ever(self) -> None:
+        renewed = written = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now, clock = time.time(), time.monotonic()
+            for given in self._decisions.due(now):
+                self._feed(given)
+            self._notice_the_lost(now)
+            if not self.state.started and now - self._started_at > self._limits.start_timeout_s:
+                self._started_at = now
+                self._feed({"kind": "start_expired"})
+            if clock - renewed > self._limits.lease_s / 3:
+                renewed = clock
+                self._renew_lease()
+            if clock - written > 0.5:
+                written = clock
+                self._write_status()
+
+    def _notice_the_lost(self, now: float) -> None:
+        for node, gone_at in list(self._gone_at.items()):
+            if now - gone_at > self._limits.reconnect_s:
+                del self._gone_at[node]
+                self._feed({"kind": "node_lost", "node": node, "reason": "its agent closed the connection"})
+
+    async def _poll_for_ever(self, slurm: Slurm) -> None:
+        names = list(self.state.nodes)
+        while True:
+            try:
+                nodes = await asyncio.to_thread(slurm.nodes, names)
+            except (SlurmUnavailable, SlurmRefused) as error:
+                log.warning("poll failed, nothing is concluded from it reason=%s", error)
+                nodes = None
+            for event in self._watch.observe(nodes, time.time()):
+                self._feed({"kind": "event", "event": event.to_json()})
+            for name in list(self._await_drained):
+                if nodes is not None and name in nodes and nodes[name].state.is_drained:
+                    self._await_drained.discard(name)
+                    self._feed({"kind": "node_drained", "node": name, "state": str(nodes[name].state)})
+            await asyncio.sleep(0.2 if self._await_drained else self._limits.poll_interval_s)
+
+    async def _comment_for_ever(self, slurm: Slurm) -> None:
+        said: str | None = None
+        while True:
+            text = self._comment
+            if text is not None and text != said and self._job_id is not None:
+                try:
+                    await asyncio.to_thread(
+                        slurm.set_comment, self._job_id, text.replace("JOBID", str(self._job_id))
+                    )
+                    said = text
+                except (SlurmUnavailable, SlurmRefused) as error:
+                    log.warning("the job comment could not be set reason=%s", error)
+            await asyncio.sleep(COMMENT_INTERVAL_S)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # ---- what people read ----
+
+    def status(self) -> dict[str, Any]:
+        """The state of the job as JSON: see tm_slurm.coordinator.status."""
+        return status_of(self.state, self._record, self.node, self._leadership.term, self._job_id)
+
+    def _write_status(self) -> None:
+        with contextlib.suppress(OSError):
+            write_atomically(self.job_dir / "status.json", json.dumps(self.status()))

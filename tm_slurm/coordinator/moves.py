@@ -1,0 +1,283 @@
+"""The planned move (TrainMover §5, design "Planned move"): pair leavers with joiners, prepare, arm, commit, or give up.
+
+preparing   joiner: warm for the leaver's role → join (links dialled and staged, state's layout exchanged)
+            leaver: prepare_leave → says whom it has links to and where its state can be fetched
+            linked stayers: prepare → stage the joiner's links beside those in use
+armed       all joiners have joined: the trigger rank is told to carry the epoch into the next vote
+switching   a vote carried it; stayers swap links and go on, state flows leaver → joiner
+(committed) all joiners have resumed: the seats are theirs, the leavers retire
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tm_slurm.coordinator.deciding import Deciding, Input
+from tm_slurm.coordinator.model import Move, Node, Pair
+
+
+class Moves(Deciding):
+    """The part of the decisions that is about standbys and moves."""
+
+    # ---- standbys ----
+
+    def _standbys_by_preference(self) -> list[Node]:
+        """Standbys that could take ranks, the best first: warm ones, and the batch host last because a rank that sits
+        there could be moved away again but its node never given back."""
+        free = [node for node in self.state.nodes.values() if node.free_to_join()]
+        return sorted(free, key=lambda n: (not self._is_warm(n), n.batch_host, n.failures, n.name))
+
+    def _is_warm(self, node: Node) -> bool:
+        processes = node.processes.values()
+        return len(processes) == self.state.plan.ranks_per_node and all(
+            p.warm_for is not None for p in processes
+        )
+
+    def _warm_standby(self, node: Node) -> None:
+        """Have a standby's processes warm up for the ranks of some active node."""
+        for slot, process in node.processes.items():
+            if process.wanted_warm is None:
+                self._want_warm(node, slot, slot)
+
+    def _want_warm(self, node: Node, slot: int, rank: int) -> None:
+        process = node.processes[slot]
+        process.wanted_warm = rank
+        message = {
+            "kind": "warm",
+            "rank": rank,
+            "world_size": self.state.plan.world_size,
+            "ranks_per_node": self.state.plan.ranks_per_node,
+        }
+        self._tell(node.name, slot, message)
+
+    # ---- phase 1 ----
+
+    def _plan_moves(self) -> None:
+        state = self.state
+        if state.move is not None or not state.started or state.finishing or state.ended:
+            return
+        leavers = [n for n in state.nodes.values() if n.standing == "active" and n.notice is not None]
+        leavers.sort(key=lambda n: (n.notice.at if n.notice else 0.0, n.name))
+        joiners = self._standbys_by_preference()
+        pairs = [
+            Pair(leaver.name, joiner.name, state.ranks_on(leaver.name))
+            for leaver, joiner in zip(leavers, joiners, strict=False)
+        ]
+        for leaver in leavers[len(pairs) :]:
+            self._say_waiting(leaver)
+        if not pairs:
+            return
+        state.last_epoch += 1
+        state.move = Move(state.last_epoch, pairs, self.now)
+        described = [{"leaver": p.leaver, "joiner": p.joiner, "ranks": sorted(p.ranks)} for p in pairs]
+        self._note("prepare", epoch=state.move.epoch, pairs=described)
+        self._repeat_move()
+
+    def _say_waiting(self, leaver: Node) -> None:
+        if leaver.notice is None or leaver.notice.said_waiting:
+            return
+        leaver.notice.said_waiting = True
+        self._note("waiting", node=leaver.name, why="no standby is left")
+        self._comment(
+            f"node {leaver.name} should be left but no standby is free: training goes on there. "
+            f"To cancel: scontrol update nodename={leaver.name} state=resume"
+        )
+
+    def _repeat_move(self) -> None:
+        """Send what the current phase of the move needs; harmless when it was sent before."""
+        move = self.state.move
+        if move is None:
+            return
+        move.asked_to_join.clear()
+        for pair in move.pairs:
+            joiner = self.state.nodes[pair.joiner]
+            for rank, slot in pair.ranks.items():
+                self._tell(pair.leaver, slot, {"kind": "prepare_leave", "epoch": move.epoch})
+                process = joiner.processes.get(slot)
+                if process is not None and rank not in (process.wanted_warm, process.warm_for):
+                    self._want_warm(joiner, slot, rank)
+        self._advance_move()
+        if move.phase == "armed":
+            self._tell_rank(move.trigger(), {"kind": "go", "epoch": move.epoch})
+
+    def _on_leaver_prepared(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is None:
+            return
+        rank = int(given["rank"])
+        move.linked[rank] = [int(peer) for peer in given["linked"]]
+        move.sources[rank] = given["source"]
+        self._advance_move()
+
+    def _advance_move(self) -> None:
+        """As soon as a moving rank's two sides are ready, bring them and the linked stayers together."""
+        move = self.state.move
+        if move is None or move.phase != "preparing":
+            return
+        moving = move.ranks()
+        if set(move.linked) != set(moving):
+            return
+        changes = self._changes(move)
+        if changes is None:
+            return
+        if not move.asked_to_join:
+            stayers = {peer for linked in move.linked.values() for peer in linked} - set(moving)
+            for stayer in sorted(stayers):
+                self._tell_rank(stayer, {"kind": "prepare", "epoch": move.epoch, "changes": changes})
+        peers = {**self.state.peers(), **changes}
+        for rank, pair in moving.items():
+            process = self.state.nodes[pair.joiner].processes[pair.ranks[rank]]
+            if rank in move.asked_to_join or process.warm_for != rank:
+                continue
+            move.asked_to_join.add(rank)
+            message = {
+                "kind": "join",
+                "epoch": move.epoch,
+                "rank": rank,
+                "peers": peers,
+                "dial": sorted(p for p in move.linked[rank] if p not in moving or p < rank),
+                "source": move.sources[rank],
+            }
+            self._tell(pair.joiner, process.slot, message)
+
+    def _changes(self, move: Move) -> dict[str, list[Any]] | None:
+        """rank → the joiner's address, for every moving rank; None while a joiner's process is not up."""
+        changes = {}
+        for rank, pair in move.ranks().items():
+            process = self.state.nodes[pair.joiner].processes.get(pair.ranks[rank])
+            if process is None:
+                return None
+            changes[str(rank)] = process.peer()
+        return changes
+
+    def _on_joined(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is None or move.phase != "preparing":
+            return
+        move.joined.add(int(given["rank"]))
+        if move.joined == set(move.ranks()):
+            move.phase = "armed"
+            move.prepared_at = self.now
+            self._note("prepared", epoch=move.epoch, seconds=self.now - move.started_at)
+            self._tell_rank(move.trigger(), {"kind": "go", "epoch": move.epoch})
+
+    def _on_join_failed(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is None:
+            return
+        joiner = self.state.nodes[move.ranks()[int(given["rank"])].joiner]
+        joiner.failures += 1
+        self._note("join_failed", node=joiner.name, rank=given["rank"], why=given["why"])
+        self._joiner_gone(
+            joiner.name, f"rank {given['rank']} could not join on {joiner.name}: {given['why']}"
+        )
+
+    # ---- giving up ----
+
+    def _stop_move(self, reason: str) -> None:
+        """Give the move up if its switch has not begun; when it is armed, the trigger rank has the last word."""
+        move = self.state.move
+        if move is None:
+            return
+        move.stop_reason = reason
+        if move.phase == "preparing":
+            self._cancel_move(reason)
+        elif move.phase == "armed" and not move.stop_asked:
+            move.stop_asked = True
+            self._tell_rank(move.trigger(), {"kind": "stop", "epoch": move.epoch})
+
+    def _on_stopped(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is not None:
+            self._cancel_move(move.stop_reason)
+
+    def _on_too_late(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is not None:
+            self._note("too_late", epoch=move.epoch, reason=move.stop_reason)
+
+    def _cancel_move(self, reason: str) -> None:
+        move = self.state.move
+        if move is None:
+            return
+        self.state.move = None
+        self._note("cancelled", epoch=move.epoch, reason=reason)
+        moving = move.ranks()
+        linked = {peer for peers in move.linked.values() for peer in peers}
+        for rank in sorted(linked | set(moving)):
+            self._tell_rank(rank, {"kind": "cancel", "epoch": move.epoch})
+        for rank, pair in moving.items():
+            slot = pair.ranks[rank]
+            if slot in self.state.nodes[pair.joiner].processes:
+                self._tell(pair.joiner, slot, {"kind": "cancel", "epoch": move.epoch})
+
+    def _joiner_gone(self, name: str, reason: str) -> None:
+        move = self.state.move
+        if move is None or name not in move.joiners():
+            return
+        if move.phase == "switching":
+            self._end("failed", 1, f"{reason} in the middle of the switch to epoch {move.epoch}")
+        else:
+            self._stop_move(reason)
+
+    def _on_prepare_expired(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is None or move.phase != "preparing":
+            return
+        late = sorted(set(move.ranks()) - move.joined)
+        slow = sorted({move.ranks()[rank].joiner for rank in late})
+        for name in slow:
+            self.state.nodes[name].failures += 1
+        self._cancel_move(f"ranks {late} were not prepared in time on {', '.join(slow)}")
+
+    def _on_switch_expired(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is not None:
+            late = sorted(set(move.ranks()) - move.resumed)
+            where = ", ".join(sorted({move.ranks()[rank].joiner for rank in late}))
+            self._end("failed", 1, f"ranks {late} did not resume on {where} at epoch {move.epoch}")
+
+    # ---- phase 2 ----
+
+    def _on_switching(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is not None and move.phase == "armed":
+            move.phase = "switching"
+            move.switching_at = self.now
+            self._note("switching", epoch=move.epoch, step=given.get("step"))
+
+    def _on_resumed(self, given: Input) -> None:
+        move = self._move_of(given)
+        if move is None:
+            return
+        move.resumed.add(int(given["rank"]))
+        if move.resumed != set(move.ranks()):
+            return
+        state = self.state
+        self._tell_untouched(move)
+        state.move = None
+        state.epoch = move.epoch
+        state.moves_done += 1
+        for pair in move.pairs:
+            leaver, joiner = state.nodes[pair.leaver], state.nodes[pair.joiner]
+            leaver.standing, joiner.standing = "leaving", "active"
+            for rank, slot in pair.ranks.items():
+                state.seats[rank] = (pair.joiner, slot)
+                self._tell(pair.leaver, slot, {"kind": "retire"})
+        self._note("moved", **self._moved_fields(move, given))
+
+    def _tell_untouched(self, move: Move) -> None:
+        """Ranks without a link to a leaver took no part; they learn where the moved ranks are, for links to come."""
+        changes = self._changes(move)
+        touched = {peer for peers in move.linked.values() for peer in peers} | set(move.ranks())
+        for rank in self.state.seats:
+            if rank not in touched:
+                self._tell_rank(rank, {"kind": "peers", "changes": changes})
+
+    def _moved_fields(self, move: Move, given: Input) -> dict[str, Any]:
+        return {
+            "epoch": move.epoch,
+            "step": given.get("step"),
+            "pairs": [{"leaver": p.leaver, "joiner": p.joiner, "ranks": sorted(p.ranks)} for p in move.pairs],
+            "prepare_s": move.prepared_at - move.started_at,
+        }
