@@ -1,0 +1,201 @@
+"""The rank processes of one node: started, listened to, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tm_slurm.control.channel import Channel, ChannelClosed
+
+log = logging.getLogger("tm_slurm.agent")
+
+TERMINATE_GRACE_S = 3.0
+TAIL_BYTES = 4000
+LAST_WORDS_S = 1.0
+"""How long after a process's end what it said last is still waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What a rank process runs, and what it needs to know."""
+
+    argv: tuple[str, ...]
+    job_dir: Path
+    node: str
+    host: str
+    cpus_per_rank: int
+
+
+@dataclass
+class RankProcess:
+    """One running rank process. `facts` are its last messages of each kind that a new leader must hear again."""
+
+    slot: int
+    incarnation: int
+    process: asyncio.subprocess.Process
+    channel: Channel
+    log_path: Path
+    listener: asyncio.Task[None] | None = None
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    beat: dict[str, Any] | None = None
+
+
+LASTING = frozenset(
+    {"process_ready", "process_warm", "leaver_prepared", "joined", "switching", "resumed", "rank_done"}
+)
+"""Messages that stay true until the next of their kind."""
+
+
+class Ranks:
+    """`report` is called with each message of a rank process, and with `process_exited` when one ends."""
+
+    def __init__(self, command: Command, slots: int, report: Callable[[dict[str, Any]], None]) -> None:
+        self._command = command
+        self._slots = slots
+        self._report = report
+        self._running: dict[int, RankProcess] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    async def start_missing(self) -> None:
+        """Start a process for every slot that has none."""
+        for slot in range(self._slots):
+            if slot not in self._running:
+                await self._start(slot)
+
+    async def _start(self, slot: int) -> None:
+        command = self._command
+        incarnation = time.time_ns() // 1000
+        ours, theirs = socket.socketpair()
+        log_path = command.job_dir / "logs" / f"{command.node}.{slot}.{incarnation}.log"
+        environment = {
+            **os.environ,
+            "TM_SLURM_AGENT_FD": str(theirs.fileno()),
+            "TM_SLURM_JOB_DIR": str(command.job_dir),
+            "TM_SLURM_SLOT": str(slot),
+            "TM_SLURM_INCARNATION": str(incarnation),
+            "TM_SLURM_HOST": command.host,
+            "PYTHONUNBUFFERED": "1",
+        }
+        environment.setdefault("OMP_NUM_THREADS", str(command.cpus_per_rank))
+        with log_path.open("ab") as output, theirs:
+            log_path.chmod(0o600)
+            process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        rank = RankProcess(slot, incarnation, process, Channel(reader, writer), log_path)
+        self._running[slot] = rank
+        log.info("started a rank process slot=%d pid=%d", slot, process.pid)
+        rank.listener = asyncio.create_task(self._listen(rank))
+        watcher = asyncio.create_task(self._await_exit(rank, rank.listener))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def _listen(self, rank: RankProcess) -> None:
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                message = await rank.channel.receive()
+                if message.get("kind") == "beat":
+                    self._take_beat(rank, message)
+                    continue
+                message |= {"slot": rank.slot, "incarnation": rank.incarnation}
+                if message["kind"] in LASTING:
+                    rank.facts[message["kind"]] = message
+                self._report(message)
+
+    @staticmethod
+    def _take_beat(rank: RankProcess, message: dict[str, Any]) -> None:
+        """Keep what has not been passed on yet together with what is new."""
+        if rank.beat is not None:
+            message["steps"] = rank.beat["steps"] + message["steps"]
+        rank.beat = message
+
+    async def _await_exit(self, rank: RankProcess, listener: asyncio.Task[None]) -> None:
+        code = await rank.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rank.process.pid, signal.SIGKILL)  # what it started must not outlive it
+        await asyncio.wait({listener}, timeout=LAST_WORDS_S)
+        rank.channel.abort()
+        self._running.pop(rank.slot, None)
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        log.info("a rank process ended slot=%d pid=%d how=%s", rank.slot, rank.process.pid, how)
+        exited = {
+            "kind": "process_exited",
+            "slot": rank.slot,
+            "incarnation": rank.incarnation,
+            "code": code,
+            "how": how,
+            "log": str(rank.log_path),
+            "beat": rank.beat,
+        }
+        if code != 0:
+            exited["tail"] = self._tail(rank.log_path)
+        self._report(exited)
+
+    @staticmethod
+    def _tail(path: Path) -> str:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+        return ""
+
+    def tell(self, slot: int, message: dict[str, Any]) -> None:
+        """Pass a leader's message to a slot's process; dropped when there is none."""
+        rank = self._running.get(slot)
+        if rank is not None:
+            with contextlib.suppress(ChannelClosed):
+                rank.channel.send(message)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What a new leader must hear about the processes here."""
+        return [fact for rank in self._running.values() for fact in rank.facts.values()]
+
+    def take_beats(self) -> list[dict[str, Any]]:
+        """The heartbeats since the last call."""
+        beats = [rank.beat for rank in self._running.values() if rank.beat is not None]
+        for rank in self._running.values():
+            rank.beat = None
+        return beats
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def end_all(self, grace_s: float = TERMINATE_GRACE_S) -> None:
+        """TERM, then KILL after `grace_s`; returns when every process has ended."""
+        processes = [rank.process for rank in self._running.values()]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        waits = [asyncio.ensure_future(process.wait()) for process in processes]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=grace_s)
+            if late:
+                for process in processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                await asyncio.wait(late, timeout=grace_s)
+        for rank in list(self._running.values()):
+            rank.channel.abort()
+
+
+def argv_of(*, module: str | None, script: str | None, args: tuple[str, ...]) -> tuple[str, ...]:
+    """The command line of a rank process."""
+    target = ("-m", module) if module is not None else (str(script),)
+    return (sys.executable, *target, *args)
