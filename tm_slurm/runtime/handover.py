@@ -1,0 +1,108 @@
+"""The state's way from leaver to joiner. The connection is made and the layout exchanged in the preparation phase, so
+that in the pause only data flows (TrainMover §7: one pair each, in parallel, from memory to memory)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from tm_slurm.control import HandshakeRefused, accept_socket, connect_socket
+from tm_slurm.runtime.limits import AWAIT_SWITCH_S, HANDSHAKE_TIMEOUT_S, PREPARE_TIMEOUT_S, SWITCH_TIMEOUT_S
+from tm_slurm.state import Receiver, ReceiveReport, Sender, SendReport, Snapshot, StateError
+
+
+class Outgoing:
+    """The leaver's side, for one epoch. A thread waits for the joiner; training goes on."""
+
+    def __init__(self, *, host: str, secret: bytes, rank: int, epoch: int) -> None:
+        self.epoch = epoch
+        self._rank = rank
+        self._secret = secret
+        self._listener = socket.create_server((host, 0))
+        self._listener.settimeout(PREPARE_TIMEOUT_S)
+        self.source = [host, int(self._listener.getsockname()[1])]
+        self._snapshot: Snapshot | None = None
+        self._captured = threading.Event()
+        self._socket: socket.socket | None = None
+        self._sender: Sender | None = None
+        self._ready = threading.Event()
+        self._failure: str = "no joiner has connected"
+        self._closed = False
+        threading.Thread(target=self._await_joiner, name="tm-outgoing", daemon=True).start()
+
+    @property
+    def wants_layout(self) -> bool:
+        """Whether the training thread should capture the state at its next step boundary."""
+        return not self._captured.is_set()
+
+    def give_layout(self, snapshot: Snapshot) -> None:
+        """The training thread's capture; only names, shapes and dtypes of it are used."""
+        self._snapshot = snapshot
+        self._captured.set()
+
+    def _await_joiner(self) -> None:
+        while not self._closed:
+            try:
+                sock, _ = self._listener.accept()
+                identity = accept_socket(sock, self._secret, timeout_s=HANDSHAKE_TIMEOUT_S)
+                if (identity.get("rank"), identity.get("epoch")) != (self._rank, self.epoch):
+                    sock.close()
+                    continue
+                if not self._captured.wait(PREPARE_TIMEOUT_S) or self._snapshot is None:
+                    raise StateError("no step boundary came within the preparation's limit")
+                sender = Sender(sock)
+                sender.prepare(self._snapshot, timeout_s=PREPARE_TIMEOUT_S)
+            except HandshakeRefused:
+                continue
+            except (OSError, StateError) as error:
+                self._failure = str(error)
+                if self._closed or isinstance(error, TimeoutError):
+                    return
+                continue
+            self._socket, self._sender = sock, sender
+            self._ready.set()
+            return
+
+    def send(self, snapshot: Snapshot) -> SendReport:
+        """In the pause: everything, until the joiner has verified it. StateError when that fails."""
+        if not self._ready.wait(SWITCH_TIMEOUT_S) or self._sender is None:
+            raise StateError(f"the joiner of rank {self._rank} is not there: {self._failure}")
+        return self._sender.send(snapshot, timeout_s=SWITCH_TIMEOUT_S)
+
+    def close(self) -> None:
+        self._closed = True
+        self._listener.close()
+        if self._socket is not None:
+            self._socket.close()
+
+
+class Incoming:
+    """The joiner's side, for one epoch. `cancel` may be called from another thread."""
+
+    def __init__(
+        self, *, source: tuple[str, int], secret: bytes, rank: int, epoch: int, state: Mapping[str, Any]
+    ) -> None:
+        self.epoch = epoch
+        identity = {"role": "joiner", "rank": rank, "epoch": epoch}
+        self._socket = connect_socket(source, secret, identity, timeout_s=PREPARE_TIMEOUT_S)
+        self._receiver = Receiver(self._socket, state)
+
+    def prepare(self) -> None:
+        """Agree with the leaver on what will come. StateError when that fails."""
+        self._receiver.prepare(timeout_s=PREPARE_TIMEOUT_S)
+
+    def receive(self) -> ReceiveReport:
+        """Wait for the switch, then take the state in place. StateError when it fails or was cancelled."""
+        return self._receiver.receive(timeout_s=AWAIT_SWITCH_S)
+
+    def cancel(self) -> None:
+        """Wake whoever waits in here, with a StateError."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()

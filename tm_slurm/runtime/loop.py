@@ -1,0 +1,239 @@
+"""The step loop of a rank, from the first order to the last: take a role or stand by, step, vote, switch, finish.
+
+    for state, step in tm_slurm.Runtime(build, steps=1000):
+        ...one ordinary step with what is in `state`...
+
+A standby gets shadow steps from the same loop, in the sandbox, and later its real ones; a leaver's loop ends the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from tm_slurm.runtime.agent_link import AgentLink, Message
+from tm_slurm.runtime.handover import Incoming, Outgoing
+from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S, SWITCH_TIMEOUT_S
+from tm_slurm.runtime.role import Role, role_of
+from tm_slurm.runtime.vote import Ballot, Vote
+from tm_slurm.runtime.worker import Worker, peers_of
+from tm_slurm.state import StateError, capture, digest
+
+Build = Callable[[Role], dict[str, Any]]
+
+
+class Runtime:
+    """Iterate over it: it yields (state, step) for each step this process has to do. Call `report` in the loop's body.
+
+    `steps`: how many in all; a `train.steps` in the job's config holds over it. After the loop: `state`, `step`, `role`.
+    """
+
+    def __init__(self, build: Build, *, steps: int | None = None) -> None:
+        link = AgentLink.from_environment()
+        self._worker = Worker(link) if link is not None else None
+        self._build = build
+        self.steps = self._number_of_steps(steps)
+        self.state: dict[str, Any] = {}
+        self.step = 0
+        self.role = role_of(0, 1, 0)
+        self._ballot = self._worker.ballot if self._worker is not None else Ballot()
+        self._vote = Vote(self._ballot)
+        self._metrics: Mapping[str, Any] = {}
+        self._committed_at = 0.0
+
+    def _number_of_steps(self, steps: int | None) -> int:
+        configured = self._worker.config.train.steps if self._worker is not None else None
+        number = configured if configured is not None else steps
+        if number is None:
+            raise ValueError("how many steps? Pass steps=… or set train.steps in the config")
+        return number
+
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """What the step just done measured; "loss" (a number or a 0-dim tensor) is shown to people."""
+        self._metrics = metrics
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], int]]:
+        worker = self._worker
+        if worker is None:
+            self._take_role(self.role)
+            yield from self._real_steps()
+            return
+        order = worker.link.next_order("assign", "warm", "retire", "exit")
+        if order["kind"] == "assign":
+            self._start(worker, order)
+        elif order["kind"] == "warm":
+            yield from self._stand_by(worker, order)
+        else:
+            self._end_process(0)
+        yield from self._real_steps()
+        self._finish(worker)
+
+    # ---- real steps ----
+
+    def _real_steps(self) -> Iterator[tuple[dict[str, Any], int]]:
+        while self.step < self.steps:
+            self._vote.open()
+            yield self.state, self.step
+            self._vote.hold()
+            self._commit()
+            if self._worker is not None:
+                self._at_boundary(self._worker)
+
+    def _commit(self) -> None:
+        now = time.time()
+        loss = self._metrics.get("loss")
+        self.step += 1
+        if self._worker is not None:
+            seconds = now - self._committed_at if self._committed_at else 0.0
+            shown = float(loss) if loss is not None else None
+            self._worker.link.committed(
+                self.role.rank, self._worker.epoch, self.step - 1, now, seconds, shown
+            )
+        self._committed_at = now
+
+    def _at_boundary(self, worker: Worker) -> None:
+        worker.prepare_to_leave(lambda: capture(self.state, self.step))
+        agreed = self._vote.agreed_epoch
+        if agreed <= worker.epoch or self.step >= self.steps:
+            return
+        leaving = worker.leaving(agreed)
+        if leaving is not None:
+            self._leave(worker, leaving)
+        worker.endpoint.switch(epoch=agreed)
+        worker.epoch = agreed
+
+    # ---- roles ----
+
+    def _start(self, worker: Worker, order: Message) -> None:
+        """A fresh job: this rank from the beginning."""
+        self._enter(worker, order, epoch=int(order["epoch"]), peers=order["peers"])
+
+    def _enter(self, worker: Worker, order: Message, *, epoch: int, peers: dict[str, list[Any]]) -> None:
+        rank, world_size = int(order["rank"]), int(order["world_size"])
+        if dist.is_initialized():
+            self.state = {}
+            dist.destroy_process_group()
+            gc.collect()
+        worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(peers))
+        dist.init_process_group("tm", store=dist.HashStore(), rank=rank, world_size=world_size)
+        worker.rank, worker.epoch = rank, epoch
+        self._take_role(role_of(rank, world_size, worker.place.slot))
+
+    def _take_role(self, role: Role) -> None:
+        self.role = role
+        if role.device.type == "cuda":
+            torch.cuda.set_device(role.device)
+        self.state = self._build(role)
+        self._vote = Vote(self._ballot)
+        self._vote.watch(self.state.values())
+
+    # ---- standing by ----
+
+    def _stand_by(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
+        """Warm up in the sandbox, then wait: for another role to warm up for, for a rank to take, or for the end."""
+        while True:
+            if order["kind"] == "warm":
+                if worker.rank != int(order["rank"]):
+                    yield from self._warm_up(worker, order)
+                worker.link.send({"kind": "process_warm", "rank": worker.rank})
+            elif order["kind"] == "join":
+                if self._join(worker, order):
+                    return
+            else:
+                self._end_process(0)
+            order = worker.link.next_order("warm", "join", "retire", "exit", "finish")
+
+    def _warm_up(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
+        """Build the role and run shadow iterations, answered without any communication (TrainMover §4).
+
+        Whatever they do to the state is overwritten at the switch."""
+        worker.endpoint.sandbox = True
+        self._enter(worker, order, epoch=0, peers={})
+        for step in range(worker.config.policy.shadow_steps):
+            self._vote.open()
+            yield self.state, step
+            self._vote.hold()
+        self._metrics = {}
+        gc.collect()
+
+    def _join(self, worker: Worker, order: Message) -> bool:
+        """Take over a leaver's rank. False when the move was given up; then this is a standby as before."""
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        if worker.is_cancelled(epoch):
+            return False
+        incoming: Incoming | None = None
+        try:
+            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
+            worker.endpoint.dial(epoch=epoch, ranks=order["dial"], timeout_s=PREPARE_TIMEOUT_S)
+            incoming = Incoming(
+                source=(str(order["source"][0]), int(order["source"][1])),
+                secret=worker.secret,
+                rank=rank,
+                epoch=epoch,
+                state=self.state,
+            )
+            worker.await_state(incoming)
+            incoming.prepare()
+            worker.link.send({"kind": "joined", "epoch": epoch, "rank": rank})
+            report = incoming.receive()
+        except (OSError, RuntimeError) as error:
+            if not worker.is_cancelled(epoch):
+                say(f"joining as rank {rank} at epoch {epoch} failed: {error}")
+                worker.link.send({"kind": "join_failed", "epoch": epoch, "rank": rank, "why": str(error)})
+            return False
+        finally:
+            if incoming is not None:
+                incoming.close()
+        worker.endpoint.sandbox = False
+        worker.epoch = epoch
+        self.step = report.step
+        worker.link.send(
+            {
+                "kind": "resumed",
+                "epoch": epoch,
+                "rank": rank,
+                "step": self.step,
+                "bytes": report.bytes,
+                "state_s": report.seconds,
+            }
+        )
+        return True
+
+    # ---- leaving and ending ----
+
+    def _leave(self, worker: Worker, outgoing: Outgoing) -> NoReturn:
+        """Hand this rank's state to the joiner, stay until the switch has committed, end the process."""
+        worker.link.send({"kind": "switching", "epoch": outgoing.epoch, "step": self.step})
+        worker.link.beat()
+        try:
+            outgoing.send(capture(self.state, self.step))
+        except StateError as error:
+            say(f"rank {self.role.rank} could not hand over its state: {error}")
+            self._end_process(1)
+        worker.link.next_order("retire", "exit", timeout_s=SWITCH_TIMEOUT_S)
+        self._end_process(0)
+
+    def _finish(self, worker: Worker) -> None:
+        """All steps are done here: say with what result, wait for the others."""
+        worker.link.beat()
+        done = digest(self.state)
+        worker.link.send({"kind": "rank_done", "rank": self.role.rank, "step": self.step, "digest": done})
+        worker.link.next_order("finish", "exit")
+
+    def _end_process(self, code: int) -> NoReturn:
+        """This process has no rank any more; nothing of the user's script may run after this."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def say(text: str) -> None:
+    """One line for people, in this process's log."""
+    print(f"tm_slurm: {text}", file=sys.stderr, flush=True)

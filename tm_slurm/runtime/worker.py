@@ -1,0 +1,167 @@
+"""What a rank process has besides its role: its endpoint, its line to the agent, and what can be done off the training
+thread while training goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tm_slurm.comm import Endpoint, Peer, register
+from tm_slurm.config import load
+from tm_slurm.control import read_secret
+from tm_slurm.runtime.agent_link import AgentLink, Message
+from tm_slurm.runtime.handover import Incoming, Outgoing
+from tm_slurm.runtime.vote import Ballot
+from tm_slurm.state import Snapshot, StateError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process runs."""
+
+    job_dir: Path
+    host: str
+    slot: int
+    incarnation: int
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        return cls(
+            job_dir=Path(os.environ["TM_SLURM_JOB_DIR"]),
+            host=os.environ["TM_SLURM_HOST"],
+            slot=int(os.environ["TM_SLURM_SLOT"]),
+            incarnation=int(os.environ["TM_SLURM_INCARNATION"]),
+        )
+
+
+def peers_of(table: dict[str, list[Any]]) -> dict[int, Peer]:
+    """The table of peers as it comes in a message."""
+    return {int(rank): Peer(str(h), int(p), int(i)) for rank, (h, p, i) in table.items()}
+
+
+class Worker:
+    """Listens to the agent for the life of the process. `rank` is None until a role is taken."""
+
+    def __init__(self, link: AgentLink) -> None:
+        self.place = Place.from_environment()
+        self.config = load(self.place.job_dir / "config.yaml")
+        self.secret = read_secret(self.place.job_dir)
+        self.link = link
+        self.endpoint = Endpoint(
+            secret=self.secret,
+            job=self.place.job_dir.name,
+            host=self.place.host,
+            incarnation=self.place.incarnation,
+        )
+        register(self.endpoint)
+        self.ballot = Ballot()
+        self.rank: int | None = None
+        self.epoch = 0
+        self.outgoing: Outgoing | None = None
+        self.incoming: Incoming | None = None
+        self._staged: set[int] = set()
+        self._cancelled: set[int] = set()
+        self._lock = threading.Lock()
+        link.start(
+            {
+                "prepare": self._on_prepare,
+                "prepare_leave": self._on_prepare_leave,
+                "go": self._on_go,
+                "stop": self._on_stop,
+                "cancel": self._on_cancel,
+                "peers": self._on_peers,
+            }
+        )
+        link.send({"kind": "process_ready", "host": self.place.host, "port": self.endpoint.port})
+
+    # ---- in the listening thread ----
+
+    def _on_prepare(self, message: Message) -> None:
+        """A linked stayer: stage the joiner's links beside those in use (TrainMover §5, phase 1)."""
+        epoch = int(message["epoch"])
+        if epoch > self.epoch and epoch not in self._staged:
+            self._staged.add(epoch)
+            self.endpoint.prepare(epoch=epoch, changes=peers_of(message["changes"]))
+
+    def _on_prepare_leave(self, message: Message) -> None:
+        epoch = int(message["epoch"])
+        if epoch <= self.epoch or self.rank is None:
+            return
+        with self._lock:
+            if self.outgoing is None or self.outgoing.epoch != epoch:
+                if self.outgoing is not None:
+                    self.outgoing.close()
+                self.outgoing = Outgoing(
+                    host=self.place.host, secret=self.secret, rank=self.rank, epoch=epoch
+                )
+            outgoing = self.outgoing
+        if not outgoing.wants_layout:
+            self._say_prepared(outgoing)
+
+    def _say_prepared(self, outgoing: Outgoing) -> None:
+        self.link.send(
+            {
+                "kind": "leaver_prepared",
+                "epoch": outgoing.epoch,
+                "rank": self.rank,
+                "linked": self.endpoint.linked(),
+                "source": outgoing.source,
+            }
+        )
+
+    def _on_peers(self, message: Message) -> None:
+        """A move that did not touch this rank's links has committed: where its ranks are now."""
+        self.endpoint.update(peers=peers_of(message["changes"]))
+
+    def _on_go(self, message: Message) -> None:
+        if int(message["epoch"]) > self.epoch:
+            self.ballot.arm(int(message["epoch"]))
+
+    def _on_stop(self, message: Message) -> None:
+        epoch = int(message["epoch"])
+        kind = "stopped" if self.ballot.withdraw(epoch) else "too_late"
+        self.link.send({"kind": kind, "epoch": epoch})
+
+    def _on_cancel(self, message: Message) -> None:
+        epoch = int(message["epoch"])
+        self._cancelled.add(epoch)
+        if epoch in self._staged:
+            self._staged.discard(epoch)
+            self.endpoint.cancel(epoch=epoch)
+        with self._lock:
+            if self.outgoing is not None and self.outgoing.epoch == epoch:
+                self.outgoing.close()
+                self.outgoing = None
+            if self.incoming is not None and self.incoming.epoch == epoch:
+                self.incoming.cancel()
+
+    # ---- in the training thread ----
+
+    def is_cancelled(self, epoch: int) -> bool:
+        """Whether the move to `epoch` was given up."""
+        return epoch in self._cancelled
+
+    def prepare_to_leave(self, capture_state: Callable[[], Snapshot]) -> None:
+        """At a step boundary: if this rank is to leave, give its layout and say that it is prepared. Only now are the
+        links open that a step uses."""
+        outgoing = self.outgoing
+        if outgoing is not None and outgoing.wants_layout:
+            outgoing.give_layout(capture_state())
+            self._say_prepared(outgoing)
+
+    def await_state(self, incoming: Incoming) -> None:
+        """From now on a cancellation wakes `incoming`; StateError when it has come already."""
+        with self._lock:
+            self.incoming = incoming
+        if self.is_cancelled(incoming.epoch):
+            raise StateError("the move was given up")
+
+    def leaving(self, epoch: int) -> Outgoing | None:
+        """The hand-over of this rank at `epoch`; None for a stayer."""
+        with self._lock:
+            outgoing = self.outgoing
+        return outgoing if outgoing is not None and outgoing.epoch == epoch else None
