@@ -207,8 +207,12 @@ class Decisions(Moves):
 
     # ---- the outside world ----
 
-    def _on_event(self, given: Input) -> None:
-        event = given["event"]
+    def _on_events(self, given: Input) -> None:
+        """What was seen at one time is decided on together: several leavers are one epoch."""
+        for event in given["events"]:
+            self._take_event(event)
+
+    def _take_event(self, event: Input) -> None:
         node = self.state.nodes.get(event["node"])
         if node is None:
             return
@@ -243,9 +247,10 @@ class Decisions(Moves):
 
     def _swap_before_start(self, node: Node) -> None:
         """Noticed before training began: a standby takes the seats, nothing has to be moved."""
-        substitute = next(iter(self._standbys_by_preference()), None)
-        if substitute is None:
+        spare = [n for n in self.state.nodes.values() if n.standing == "standby" and n.notice is None]
+        if not spare:
             return
+        substitute = min(spare, key=lambda n: (n.batch_host, n.name))
         for rank, slot in self.state.ranks_on(node.name).items():
             self.state.seats[rank] = (substitute.name, slot)
         node.standing, substitute.standing = "standby", "expected"

@@ -213,7 +213,7 @@ class Leader:
             return {"error": f"node {event['node']} is not in this job; its nodes are {names}"}
         if event["kind"] == "request" and node.standing != "active":
             return {"error": f"node {node.name} has no ranks to move: it is {node.standing}"}
-        self._feed({"kind": "event", "event": event})
+        self._feed({"kind": "events", "events": [event]})
         return {"ok": True, "epoch": self.state.epoch}
 
     # ---- actions ----
@@ -327,8 +327,9 @@ class Leader:
             except (SlurmUnavailable, SlurmRefused) as error:
                 log.warning("poll failed, nothing is concluded from it reason=%s", error)
                 nodes = None
-            for event in self._watch.observe(nodes, time.time()):
-                self._feed({"kind": "event", "event": event.to_json()})
+            events = self._watch.observe(nodes, time.time())
+            if events:
+                self._feed({"kind": "events", "events": [event.to_json() for event in events]})
             for name in list(self._await_drained):
                 if nodes is not None and name in nodes and nodes[name].state.is_drained:
                     self._await_drained.discard(name)

@@ -22,10 +22,10 @@ class Moves(Deciding):
     # ---- standbys ----
 
     def _standbys_by_preference(self) -> list[Node]:
-        """Standbys that could take ranks, the best first: warm ones, and the batch host last because a rank that sits
-        there could be moved away again but its node never given back."""
+        """Standbys that could take ranks, the best first: those that have not failed, warm ones; the batch host last,
+        because a rank that sits there could be moved away again, but its node never given back."""
         free = [node for node in self.state.nodes.values() if node.free_to_join()]
-        return sorted(free, key=lambda n: (not self._is_warm(n), n.batch_host, n.failures, n.name))
+        return sorted(free, key=lambda n: (n.failures, not self._is_warm(n), n.batch_host, n.name))
 
     def _is_warm(self, node: Node) -> bool:
         processes = node.processes.values()
