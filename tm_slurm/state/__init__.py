@@ -1,0 +1,48 @@
+"""State: captures, moves and restores everything that makes a rank what it is, bit for bit (paper section 7).
+
+    snapshot = capture(state, step)                  leaver                         joiner
+    sender = Sender(sockets)                         receiver = Receiver(sockets, state)
+    sender.prepare(snapshot, timeout_s=30)           receiver.prepare(timeout_s=30)             while training
+    goes on sender.send(capture(state, step), timeout_s=5)   receiver.receive(timeout_s=5).step         in the
+    pause
+
+State is: every module (parameters, all buffers), optimizer, generator, and object with state_dict() and
+load_state_dict() in the mapping that build() returned; the step number; Python's, NumPy's, torch's
+generators. Not state: gradients (set to None), and Python attributes that no state_dict() shows.
+"""
+
+from __future__ import annotations
+
+from tm_slurm.state import tree
+from tm_slurm.state.capture import NamedTensor, Snapshot, capture
+from tm_slurm.state.digest import digest
+from tm_slurm.state.entries import drop_gradients, state_entries
+from tm_slurm.state.errors import StateError, StateRefused
+from tm_slurm.state.mark import Mark, mark
+from tm_slurm.state.rate import raw_rate, receive_raw, send_raw
+from tm_slurm.state.restore import restore
+from tm_slurm.state.transfer import Receiver, ReceiveReport, Sender, SendReport, receive, send
+
+__all__ = [
+    "Mark",
+    "NamedTensor",
+    "ReceiveReport",
+    "Receiver",
+    "SendReport",
+    "Sender",
+    "Snapshot",
+    "StateError",
+    "StateRefused",
+    "capture",
+    "digest",
+    "drop_gradients",
+    "mark",
+    "raw_rate",
+    "receive",
+    "receive_raw",
+    "restore",
+    "send",
+    "send_raw",
+    "state_entries",
+    "tree",
+]
