@@ -1,0 +1,22 @@
+"""What happens to the job's nodes, as facts with an identity (`Event`), and how node states become events.
+
+A leaf beside `tm_slurm.slurm`: no torch, no sockets.
+"""
+
+from __future__ import annotations
+
+from tm_slurm.events.event import KINDS, SOURCES, Event, EventError, EventKind, EventSource
+from tm_slurm.events.identity import Episodes, Seen
+from tm_slurm.events.poll import NodeWatch
+
+__all__ = [
+    "KINDS",
+    "SOURCES",
+    "Episodes",
+    "Event",
+    "EventError",
+    "EventKind",
+    "EventSource",
+    "NodeWatch",
+    "Seen",
+]
