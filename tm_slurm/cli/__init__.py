@@ -1,0 +1,1 @@
+"""The command line, `tm-slurm`. Nothing here imports torch."""

@@ -154,14 +154,13 @@ class Runtime:
         """Build the role and run shadow iterations, answered without any communication (TrainMover §4).
 
         Whatever they do to the state is overwritten at the switch."""
-        worker.endpoint.sandbox = True
+        worker.sandbox.enter()
         self._enter(worker, order, epoch=0, peers={})
-        for step in range(worker.config.policy.shadow_steps):
+        for step in worker.sandbox.shadow_steps(worker.config.policy.shadow_steps):
             self._vote.open()
             yield self.state, step
             self._vote.hold()
         self._metrics = {}
-        gc.collect()
 
     def _join(self, worker: Worker, order: Message) -> bool:
         """Take over a leaver's rank. False when the move was given up; then this is a standby as before."""
@@ -191,7 +190,7 @@ class Runtime:
         finally:
             if incoming is not None:
                 incoming.close()
-        worker.endpoint.sandbox = False
+        worker.sandbox.leave()
         worker.epoch = epoch
         self.step = report.step
         worker.link.send(

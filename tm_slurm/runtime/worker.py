@@ -16,6 +16,7 @@ from tm_slurm.control import read_secret
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.handover import Incoming, Outgoing
 from tm_slurm.runtime.vote import Ballot
+from tm_slurm.sandbox import Sandbox
 from tm_slurm.state import Snapshot, StateError
 
 
@@ -58,6 +59,7 @@ class Worker:
             incarnation=self.place.incarnation,
         )
         register(self.endpoint)
+        self.sandbox = Sandbox(self.endpoint)
         self.ballot = Ballot()
         self.rank: int | None = None
         self.epoch = 0

@@ -1,0 +1,50 @@
+"""`tm-slurm`: the commands by name, each imported only when it is used, so that --help stays quick."""
+
+from __future__ import annotations
+
+import importlib
+from typing import ClassVar
+
+import click
+
+from tm_slurm import __version__
+
+
+class LazyGroup(click.Group):
+    """Commands that are imported on first use."""
+
+    COMMANDS: ClassVar[dict[str, tuple[str, str]]] = {
+        "cluster": ("tm_slurm.cli.cluster:cluster", "A real Slurm cluster on this machine."),
+        "migrate": ("tm_slurm.cli.migrate:migrate", "Move a node's ranks to a standby."),
+        "status": ("tm_slurm.cli.status:status", "Ranks, nodes, standbys, step, last interruption of a job."),
+        "submit": ("tm_slurm.cli.submit:submit", "Submit a training job."),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.COMMANDS:
+            return None
+        module, name = self.COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in sorted(self.COMMANDS.items())])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tm-slurm")
+def main() -> None:
+    """PyTorch training on Slurm that moves off a drained node in about one step.
+
+    \b
+    tm-slurm submit configs/char_gpt.yaml
+    tm-slurm status 1234
+    """
+
+
+if __name__ == "__main__":
+    main()
