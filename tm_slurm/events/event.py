@@ -33,7 +33,7 @@ class EventError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One fact. Two reports of the same fact, from any source, have the same `id`, and it is acted on once.
+    """One fact. Two reports of the same fact, from any source, have the same `id`: it is acted on once.
 
     `node` is Slurm's name of the node, empty for what concerns the whole job; `rank` is a rank of the default
     group where the fact concerns one. `at` and `deadline` are seconds of the wall clock (Unix time): when it
@@ -55,7 +55,7 @@ class Event:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Event:
-        """Read what `to_json` wrote. Unknown fields are ignored; raises EventError for anything else amiss."""
+        """Read what `to_json` wrote, unknown fields ignored; raises EventError for anything else amiss."""
         known = {field.name for field in fields(cls)}
         given = {name: content for name, content in value.items() if name in known}
         for name in ("id", "kind", "node", "source", "reason"):

@@ -54,9 +54,10 @@ def reachable_address(
             if local is not None and (all_on_loopback or not _is_loopback(local)):
                 return local
     raise AddressUnknown(
-        f"node {name}: expected an address of this host that other nodes reach; its name in Slurm stands for "
-        f"{', '.join(own) or 'nothing that resolves'}, and no route leads to "
-        f"{', '.join(others) or 'another node'}; set NodeAddr in slurm.conf or correct the name's entry in /etc/hosts"
+        f"node {name}: expected an address of this host that the job's other nodes reach; "
+        f"its name in Slurm stands for {', '.join(own) or 'nothing that resolves'}, "
+        f"and no route leads to {', '.join(others) or 'another node'}; "
+        f"set NodeAddr in slurm.conf or correct the name's entry in /etc/hosts"
     )
 
 

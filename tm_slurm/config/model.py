@@ -1,0 +1,267 @@
+"""Every key of a job's configuration, with its type, its default, its meaning and its limits.
+
+The text behind each key is what configs/README.md says of it (see `tm_slurm.config.reference`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from tm_slurm.config.time_limit import TimeLimitError, parse_time_limit
+
+NoStandbyChoice = Literal["refill", "double-up", "shrink", "requeue"]
+
+
+class ImpossibleValue(ValueError):
+    """A value of the right type that cannot be: `key` is its name in its section, `problem` the rest."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"{key}: {problem}")
+        self.key = key
+        self.problem = problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """What is asked of Slurm: machines, time, place."""
+
+    name: Annotated[str, "the job's name in squeue"] = "tm_slurm"
+    nodes: Annotated[int, "active nodes: those that hold ranks"] = 1
+    standbys: Annotated[int, "further nodes held in reserve, warmed up, to take over a leaver's ranks"] = 0
+    ranks_per_node: Annotated[int, "rank processes on each active node (one for each GPU, usually)"] = 1
+    ranks: Annotated[
+        int | None,
+        "all ranks together; only checked: it must be nodes times ranks_per_node",
+    ] = None
+    cpus_per_rank: Annotated[int, "CPUs for each rank process"] = 1
+    gpus_per_rank: Annotated[int, "GPUs for each rank process"] = 0
+    partition: Annotated[str | None, "Slurm partition; without it the cluster's default"] = None
+    account: Annotated[str | None, "account to charge"] = None
+    qos: Annotated[str | None, "quality of service"] = None
+    time_limit: Annotated[
+        str | int | None,
+        "minutes, or Slurm's spellings (`1-12:00:00`, `90:00`, `UNLIMITED`); without it the partition's",
+    ] = None
+    signal_delay_s: Annotated[
+        int,
+        "seconds before the time limit at which Slurm warns the job (SIGUSR2)",
+    ] = 120
+    max_requeues: Annotated[int, "how often the job goes back into the queue at its time limit"] = 3
+    constraint: Annotated[str | None, "node features, as for `sbatch --constraint`"] = None
+    exclude: Annotated[str | None, "nodes not to use, as a host list"] = None
+    reservation: Annotated[str | None, "reservation to run in"] = None
+    memory: Annotated[
+        str | int | None,
+        "memory a node, as for `sbatch --mem` (a number is megabytes)",
+    ] = None
+    directory: Annotated[
+        str,
+        "where job directories are made, on a file system that all nodes share; `~` and `%j` (the "
+        "job's id) are replaced, and the id is added as a folder where there is no `%j`; relative "
+        "to the directory of submission",
+    ] = "tm-slurm-jobs"
+    python: Annotated[str | None, "Python interpreter on the nodes; without it the one that submits"] = None
+    setup: Annotated[
+        list[str],
+        "shell lines to run on the batch host before the agents start",
+    ] = field(default_factory=list)
+    sbatch: Annotated[
+        dict[str, Any],
+        "further sbatch options, long names without the dashes (`mail-user: me`)",
+    ] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _at_least(
+            self, {"nodes": 1, "standbys": 0, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_rank": 0}
+        )
+        _at_least(self, {"signal_delay_s": 1, "max_requeues": 0})
+        if self.ranks is not None:
+            self._check_ranks(self.ranks)
+        try:
+            parse_time_limit(self.time_limit)
+        except TimeLimitError as error:
+            raise ImpossibleValue("time_limit", str(error)) from error
+        if isinstance(self.memory, int):
+            _at_least(self, {"memory": 0})
+        if isinstance(self.memory, str) and not re.fullmatch(r"\d+[KMGT]?B?", self.memory, re.IGNORECASE):
+            raise ImpossibleValue("memory", f"expected a size such as 16G or 500M, found {self.memory!r}")
+        if not self.directory.strip():
+            raise ImpossibleValue("directory", "expected a path, found empty text")
+        for key in fields(self):
+            value = getattr(self, key.name)
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and (not text.isprintable() or not text.strip()):
+                    raise ImpossibleValue(key.name, f"expected one line of printable text, found {text!r}")
+        _check_sbatch_options(self.sbatch)
+
+    def _check_ranks(self, ranks: int) -> None:
+        if ranks < 1 or ranks % self.ranks_per_node:
+            raise ImpossibleValue(
+                "ranks",
+                f"{ranks} ranks cannot be divided into nodes of ranks_per_node: {self.ranks_per_node}",
+            )
+        if ranks != self.nodes * self.ranks_per_node:
+            raise ImpossibleValue(
+                "ranks",
+                f"{ranks} ranks with ranks_per_node: {self.ranks_per_node} need "
+                f"nodes: {ranks // self.ranks_per_node}, found nodes: {self.nodes}",
+            )
+
+    @property
+    def all_nodes(self) -> int:
+        """Active nodes and standbys together: what Slurm is asked for."""
+        return self.nodes + self.standbys
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """What runs in each rank process."""
+
+    module: Annotated[str | None, "Python module to run (`python -m`); this or `script`"] = None
+    script: Annotated[str | None, "Python file to run; this or `module`"] = None
+    args: Annotated[list[str], "arguments for it"] = field(default_factory=list)
+    steps: Annotated[int | None, "training steps; holds over what the script says"] = None
+    options: Annotated[
+        dict[str, Any],
+        "free-form, for the script: `tm_slurm.options()` returns it",
+    ] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.module is None and self.script is None:
+            raise ImpossibleValue(
+                "module", "expected 'module' or 'script', found neither: what is to be run?"
+            )
+        if self.module is not None and self.script is not None:
+            raise ImpossibleValue("script", "expected 'module' or 'script', found both")
+        if self.module is not None and not all(part.isidentifier() for part in self.module.split(".")):
+            raise ImpossibleValue(
+                "module", f"expected a module name such as package.train, found {self.module!r}"
+            )
+        if self.script is not None and not self.script.strip():
+            raise ImpossibleValue("script", "expected a path, found empty text")
+        if self.steps is not None:
+            _at_least(self, {"steps": 1})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """How the coordinator behaves. All times in seconds."""
+
+    poll_interval_s: Annotated[float, "how often Slurm is asked for the nodes' states"] = 1.0
+    heartbeat_s: Annotated[float, "how often agents report to the leader"] = 0.5
+    keepalive_s: Annotated[
+        float,
+        "silence after which a link or a control connection counts as broken",
+    ] = 2.0
+    lease_s: Annotated[float, "silence after which another agent may become leader"] = 10.0
+    start_timeout_s: Annotated[float, "time for all rank processes to come up"] = 600.0
+    prepare_timeout_s: Annotated[float, "time for the preparation of a move, during training"] = 120.0
+    switch_timeout_s: Annotated[float, "time for the pause of a move, before it counts as failed"] = 60.0
+    shadow_steps: Annotated[int, "warm-up steps of a standby, inside the sandbox"] = 3
+    on_no_standby: Annotated[
+        list[NoStandbyChoice],
+        "what to do when a node is lost and no standby is left, in this order: ask Slurm for a node "
+        "(refill), let a surviving node take the ranks as well (double-up), go on with fewer "
+        "replicas (shrink), start again (requeue)",
+    ] = field(default_factory=lambda: ["refill", "double-up", "shrink", "requeue"])
+    release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
+
+    def __post_init__(self) -> None:
+        for key in fields(self):
+            if key.name.endswith("_s") and getattr(self, key.name) <= 0:
+                raise ImpossibleValue(
+                    key.name, f"expected more than 0 seconds, found {getattr(self, key.name):g}"
+                )
+        _at_least(self, {"shadow_steps": 0})
+        if self.heartbeat_s >= self.keepalive_s:
+            raise ImpossibleValue(
+                "heartbeat_s",
+                f"expected less than keepalive_s ({self.keepalive_s:g}): an agent would be taken for dead "
+                f"between two reports; found {self.heartbeat_s:g}",
+            )
+        if len(set(self.on_no_standby)) < len(self.on_no_standby):
+            raise ImpossibleValue("on_no_standby", "expected each choice at most once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommConfig:
+    """The collectives between ranks."""
+
+    timeout_s: Annotated[float, "seconds after which a collective fails although no link is broken"] = 300.0
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0:
+            raise ImpossibleValue("timeout_s", f"expected more than 0 seconds, found {self.timeout_s:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole job."""
+
+    job: JobConfig = field(default_factory=JobConfig)
+    train: TrainConfig
+    policy: PolicyConfig = field(
+        default_factory=PolicyConfig, metadata={"doc": "how the coordinator behaves"}
+    )
+    comm: CommConfig = field(default_factory=CommConfig)
+
+
+SECTIONS: Mapping[str, type] = {
+    "job": JobConfig,
+    "train": TrainConfig,
+    "policy": PolicyConfig,
+    "comm": CommConfig,
+}
+
+# What the configuration says in its own words, and the option it would contradict.
+_OPTIONS_WITH_A_KEY = {
+    "account": "account",
+    "comment": None,
+    "constraint": "constraint",
+    "cpus-per-gpu": "cpus_per_rank",
+    "cpus-per-task": "cpus_per_rank",
+    "error": None,
+    "exclude": "exclude",
+    "gpus-per-node": "gpus_per_rank",
+    "gpus-per-task": "gpus_per_rank",
+    "job-name": "name",
+    "mem": "memory",
+    "no-kill": None,
+    "nodes": "nodes",
+    "ntasks": "ranks_per_node",
+    "ntasks-per-node": "ranks_per_node",
+    "open-mode": None,
+    "output": None,
+    "partition": "partition",
+    "qos": "qos",
+    "requeue": None,
+    "reservation": "reservation",
+    "signal": "signal_delay_s",
+    "time": "time_limit",
+}
+
+
+def _check_sbatch_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise ImpossibleValue("sbatch", f"expected a long option such as mail-user, found {name!r}")
+        if name in _OPTIONS_WITH_A_KEY:
+            key = _OPTIONS_WITH_A_KEY[name]
+            advice = f"use job.{key}" if key else "the job needs its own"
+            raise ImpossibleValue("sbatch", f"{name!r} cannot be set here: {advice}")
+        if not isinstance(value, (str, int, float, bool)):
+            raise ImpossibleValue("sbatch", f"expected text, a number or true for {name!r}, found {value!r}")
+        if not str(value).isprintable():
+            raise ImpossibleValue(
+                "sbatch", f"expected one line of printable text for {name!r}, found {value!r}"
+            )
+
+
+def _at_least(section: object, least: Mapping[str, int]) -> None:
+    for name, lowest in least.items():
+        value = getattr(section, name)
+        if value < lowest:
+            raise ImpossibleValue(name, f"expected at least {lowest}, found {value}")
