@@ -124,7 +124,7 @@ def read_layout(text: bytes) -> Layout:
     content = read_json(text, "layout")
     try:
         return _checked_layout(content)
-    except (TypeError, ValueError, LookupError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise StateError(
             f"layout: not what a sender of this version says: {type(error).__name__}: {error}"
         ) from None

@@ -133,5 +133,5 @@ def _restore_optimizer(key: str, optimizer: torch.optim.Optimizer, tree: Json, t
 
 def _patch(live: dict[Any, Any], name: Any, value: Any) -> None:
     """Sets one value; a tensor that was received in place stays, and a float becomes the same float again."""
-    if live.get(name) is not value:
+    if name not in live or live[name] is not value:
         live[name] = value

@@ -20,6 +20,7 @@ import torch
 
 from tm_slurm.state.dtypes import dtype_from_name, dtype_name
 from tm_slurm.state.errors import StateError
+from tm_slurm.state.tensors import local_parts, value_bytes
 
 Json: TypeAlias = Any  # None, bool, int, float, str, list or dict of them: what json.dumps takes
 
@@ -96,11 +97,20 @@ def _encode_items(value: Any, path: str, tensors: TensorSink | None, depth: int)
     return [_encode(item, f"{path}.{index}", tensors, depth + 1) for index, item in enumerate(value)]
 
 
+def _child(path: str, key: object) -> str:
+    if isinstance(key, str):
+        return f"{path}.{key}"
+    try:
+        return f"{path}.{key!r:.60}"
+    except (ValueError, TypeError):  # an integer of thousands of digits
+        return f"{path}.({type(key).__name__})"
+
+
 def _encode_pairs(value: Any, path: str, tensors: TensorSink | None, depth: int) -> list[Json]:
     return [
         [
             _encode(key, f"{path} (a key)", tensors, depth + 1),
-            _encode(item, f"{path}.{key}", tensors, depth + 1),
+            _encode(item, _child(path, key), tensors, depth + 1),
         ]
         for key, item in value.items()
     ]
@@ -108,7 +118,7 @@ def _encode_pairs(value: Any, path: str, tensors: TensorSink | None, depth: int)
 
 def _encode_dict(value: dict[Any, Any], path: str, tensors: TensorSink | None, depth: int) -> Json:
     if all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: _encode(item, f"{path}.{key}", tensors, depth + 1) for key, item in value.items()}
+        return {key: _encode(item, _child(path, key), tensors, depth + 1) for key, item in value.items()}
     return {"$dict": _encode_pairs(value, path, tensors, depth)}
 
 
@@ -154,12 +164,17 @@ def _encode_scalar(value: np.generic, path: str) -> Json:
 def _encode_tensor(value: torch.Tensor, path: str, tensors: TensorSink | None) -> Json:
     if tensors is not None:
         return {"$tensor": tensors(path, value)}
-    name = dtype_name(value.dtype, path)
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return {"$bits": [name, list(value.shape), _text(flat.view(torch.uint8).numpy().tobytes())]}
+    for _, part, wrapper in local_parts(value, path):
+        if wrapper:
+            raise StateError(
+                f"{path}: a {type(value).__name__} cannot be written in a tree; give its local tensor"
+            )
+        name = dtype_name(part.dtype, path)
+        return {"$bits": [name, list(part.shape), _text(value_bytes(part))]}
+    raise StateError(f"{path}: a {type(value).__name__} without tensors inside")
 
 
-def _text(raw: bytes | bytearray) -> str:
+def _text(raw: bytes | bytearray | memoryview) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
@@ -177,6 +192,8 @@ _ENCODERS: dict[type, Callable[[Any, str, TensorSink | None, int], Json]] = {
     complex: lambda v, p, t, d: {"$complex": struct.pack(">dd", v.real, v.imag).hex()},
     range: lambda v, p, t, d: {"$range": [_encode(part, p, t, d) for part in (v.start, v.stop, v.step)]},
     np.ndarray: _encode_array,
+    np.str_: lambda v, p, t, d: {"$npstr": str(v)},
+    np.bytes_: lambda v, p, t, d: {"$npbytes": _text(bytes(v))},
     torch.dtype: lambda v, p, t, d: {"$dtype": dtype_name(v, p)},
     torch.device: lambda v, p, t, d: {"$device": str(v)},
 }
@@ -193,7 +210,7 @@ def _decode(tree: Json, path: str, tensors: TensorSource | None, depth: int) -> 
         raise StateError(f"{path}: a {type(tree).__name__} is not part of a tree")
     tag = next(iter(tree), "")
     if not (isinstance(tag, str) and tag.startswith("$")):
-        return {key: _decode(item, f"{path}.{key}", tensors, depth + 1) for key, item in tree.items()}
+        return {key: _decode(item, _child(path, key), tensors, depth + 1) for key, item in tree.items()}
     decoder = _DECODERS.get(tag)
     if decoder is None or len(tree) != 1:
         raise StateError(f"{path}: unknown kind of value {tag!r}; is the sender a newer version?")
@@ -210,7 +227,7 @@ def _pairs(value: Json, path: str, tensors: TensorSource | None, depth: int) -> 
     pairs = []
     for pair in _list(value):
         key = _decode(_list(pair, 2)[0], path, tensors, depth + 1)
-        pairs.append((key, _decode(pair[1], f"{path}.{key}", tensors, depth + 1)))
+        pairs.append((key, _decode(pair[1], _child(path, key), tensors, depth + 1)))
     return pairs
 
 
@@ -218,16 +235,18 @@ def _items(value: Json, path: str, tensors: TensorSource | None, depth: int) -> 
     return [_decode(item, f"{path}.{index}", tensors, depth + 1) for index, item in enumerate(_list(value))]
 
 
-def _raw(value: Json) -> bytes:
+def _string(value: Json) -> str:
     if not isinstance(value, str):
-        raise TypeError("base64 text was expected")
-    return base64.b64decode(value, validate=True)
+        raise TypeError("text was expected")
+    return value
+
+
+def _raw(value: Json) -> bytes:
+    return base64.b64decode(_string(value), validate=True)
 
 
 def _hex(value: Json) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError("hexadecimal text was expected")
-    return bytes.fromhex(value)
+    return bytes.fromhex(_string(value))
 
 
 def _shape(value: Json) -> tuple[int, ...]:
@@ -307,6 +326,8 @@ _DECODERS: dict[str, Callable[[Json, str, TensorSource | None, int], Any]] = {
     "$range": _decode_range,
     "$ndarray": _decode_array,
     "$scalar": _decode_scalar,
+    "$npstr": lambda v, p, t, d: np.str_(_string(v)),
+    "$npbytes": lambda v, p, t, d: np.bytes_(_raw(v)),
     "$bits": _decode_bits,
     "$tensor": _decode_tensor,
     "$array": lambda v, p, t, d: _decode_tensor(v, p, t, d).detach().cpu().numpy().copy(),
