@@ -234,7 +234,13 @@ def test_a_move_in_preparation_does_not_hold_up_the_end() -> None:
 def test_an_active_rank_that_dies_ends_the_job_with_its_name() -> None:
     world = started()
     process = world.state.nodes["n3"].processes[0]
-    exited = {"slot": 0, "incarnation": process.incarnation, "code": -9, "how": "signal SIGKILL", "log": "x.log"}
+    exited = {
+        "slot": 0,
+        "incarnation": process.incarnation,
+        "code": -9,
+        "how": "signal SIGKILL",
+        "log": "x.log",
+    }
     world.give({"kind": "process_exited", "node": "n3", **exited})
     reason = world.ends()[0].reason
     assert "rank 1" in reason and "n3" in reason and "SIGKILL" in reason and "x.log" in reason
@@ -257,7 +263,13 @@ def test_an_unknown_input_is_refused_and_changes_nothing() -> None:
 
 def test_replaying_the_journal_gives_the_same_state() -> None:
     world = started(ranks_per_node=2)
-    for kind, node in (("drain", "n3"), ("request", "n2"), ("resume", "n3"), ("drain", "n1"), ("drain", "n6")):
+    for kind, node in (
+        ("drain", "n3"),
+        ("request", "n2"),
+        ("resume", "n3"),
+        ("drain", "n1"),
+        ("drain", "n6"),
+    ):
         world.event(kind, node)
     again = Decisions(JobState.initial(world.plan), "n1")
     for given in world.journal:
