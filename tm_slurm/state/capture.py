@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tm_slurm.state.collecting import no_garbage_collection
 from tm_slurm.state.entries import GENERATOR, MODULE, OBJECT, OPTIMIZER, plain_name, state_entries, unwrapped
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.generators import read_generator, read_generators
@@ -108,6 +109,7 @@ class _Naming:
         )
 
 
+@no_garbage_collection()
 @torch.no_grad()
 def capture(state: Mapping[str, Any], step: int, *, generators: bool = True) -> Snapshot:
     """Names every tensor of `state` and encodes the rest; nothing is copied, gradients are not state.

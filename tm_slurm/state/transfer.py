@@ -28,6 +28,7 @@ import torch
 from tm_slurm.state.binding import Binding, bind, same_tensors
 from tm_slurm.state.blocks import Block, plan_streams
 from tm_slurm.state.capture import Snapshot, capture
+from tm_slurm.state.collecting import no_garbage_collection
 from tm_slurm.state.connection import LAYOUT, READY, REFUSED, RESTORED, SEEN, STATE, Connection, Deadline
 from tm_slurm.state.errors import StateError, StateRefused
 from tm_slurm.state.layout import Layout, layout_of, read_json, read_layout
@@ -103,7 +104,7 @@ class Sender:
         """
         began = time.perf_counter()
         deadline = Deadline.after(timeout_s)
-        with _Transfer(self._connections):
+        with _Transfer(self._connections), no_garbage_collection():
             prepared = self._still_agreed(snapshot)
             if not prepared:
                 self._agree(snapshot, deadline)
@@ -212,7 +213,8 @@ class Receiver:
                 self._get_ready(text, deadline)
                 kind, text = control.receive_message(deadline, LAYOUT, STATE)
             began = time.perf_counter()
-            step = self._take(text, deadline)
+            with no_garbage_collection():
+                step = self._take(text, deadline)
             control.send_message(RESTORED, b"", deadline)
             seconds = time.perf_counter() - began
             acknowledged = True
