@@ -1,4 +1,5 @@
-"""What the coordinator decides, without a network: each test is one promise about drains, standbys and the end."""
+"""What the coordinator decides, without a network: each test is one promise about drains, standbys and the
+end."""
 
 from __future__ import annotations
 

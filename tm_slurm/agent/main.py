@@ -1,4 +1,5 @@
-"""Runs on every node of the job: `python -m tm_slurm.agent --job-dir DIR`, started by srun or inside a submitit task."""
+"""Runs on every node of the job: `python -m tm_slurm.agent --job-dir DIR`, started by srun or inside a
+submitit task."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from tm_slurm.agent.ranks import Command, Ranks, argv_of
 from tm_slurm.agent.surroundings import Surroundings
 from tm_slurm.config import Config, load
 from tm_slurm.control import Channel, ChannelClosed, HandshakeRefused, connect, read_secret
+from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.election import LeaderFile, Leadership
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import Plan
@@ -76,6 +78,7 @@ class Agent:
             ranks_per_node=self._config.job.ranks_per_node,
             prepare_timeout_s=self._config.policy.prepare_timeout_s,
             switch_timeout_s=self._config.policy.switch_timeout_s,
+            release=self._config.policy.release,
         )
 
     async def run(self) -> int:
@@ -83,11 +86,7 @@ class Agent:
         await self._ranks.start_missing()
         loops = [asyncio.create_task(self._follow_for_ever()), asyncio.create_task(self._beat_for_ever())]
         try:
-            await asyncio.wait({self._exit, *loops}, return_when=asyncio.FIRST_COMPLETED)
-            for loop in loops:
-                if loop.done() and not self._exit.done():
-                    loop.result()
-            return self._exit.result()
+            return await first_of(self._exit, loops)
         finally:
             for task in (*loops, *self._work):
                 task.cancel()
@@ -269,7 +268,8 @@ async def _main(job_dir: Path) -> int:
     agent = Agent(job_dir, load(job_dir / "config.yaml"), surroundings, slurm)
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(agent.run())
-    # SIGUSR2 is Slurm's warning before the time limit; until checkpoints exist it must at least not kill the agent.
+    # SIGUSR2 is Slurm's warning before the time limit; until checkpoints exist it must at least not kill the
+    # agent.
     loop.add_signal_handler(signal.SIGUSR2, lambda: log.warning("SIGUSR2: the time limit is near"))
     loop.add_signal_handler(signal.SIGTERM, running.cancel)
     try:

@@ -38,7 +38,8 @@ class Command:
 
 @dataclass
 class RankProcess:
-    """One running rank process. `facts` are its last messages of each kind that a new leader must hear again."""
+    """One running rank process. `facts` are its last messages of each kind that a new leader must hear
+    again."""
 
     slot: int
     incarnation: int

@@ -1,4 +1,5 @@
-"""The control channel: length-prefixed JSON between agents, the leader and rank processes, and who may speak on it."""
+"""The control channel: length-prefixed JSON between agents, the leader and rank processes, and who may speak
+on it."""
 
 from tm_slurm.control.channel import Channel, ChannelClosed, accept, connect
 from tm_slurm.control.frames import FrameSocket

@@ -26,7 +26,8 @@ class ChannelClosed(ConnectionError):
 
 
 class Channel:
-    """Messages over one proved connection. `identity` is what the other side said about itself in the handshake."""
+    """Messages over one proved connection. `identity` is what the other side said about itself in the
+    handshake."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, identity: Message | None = None
@@ -45,7 +46,8 @@ class Channel:
         self._writer.write(encode(message))
 
     async def receive(self, limit: int = MAX_FRAME_BYTES) -> Message:
-        """The next message; ChannelClosed when there will be none. Callers that must not wait for ever add a timeout."""
+        """The next message; ChannelClosed when there will be none. Callers that must not wait for ever add a
+        timeout."""
         try:
             length = length_of(await self._reader.readexactly(LENGTH_BYTES), limit)
             return decode(await self._reader.readexactly(length))
@@ -73,7 +75,8 @@ class Channel:
             self.abort()
 
     def local_host(self) -> str:
-        """The address of this side, as the other side sees it when nothing translates addresses in between."""
+        """The address of this side, as the other side sees it when nothing translates addresses in
+        between."""
         address: tuple[Any, ...] = self._writer.get_extra_info("sockname")
         return str(address[0])
 
@@ -99,7 +102,8 @@ async def connect(host: str, port: int, secret: bytes, identity: Message, *, tim
 async def accept(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, timeout_s: float
 ) -> Channel:
-    """Make a dialler prove itself. HandshakeRefused, ChannelClosed or asyncio.TimeoutError otherwise; then it is closed."""
+    """Make a dialler prove itself. HandshakeRefused, ChannelClosed or asyncio.TimeoutError otherwise; then it
+    is closed."""
     channel = Channel(reader, writer)
 
     async def prove() -> Message:

@@ -33,7 +33,8 @@ def encode(message: Message) -> bytes:
 
 
 def length_of(prefix: bytes, limit: int) -> int:
-    """The length that a prefix announces, refused before anything is allocated when it is over `limit` bytes."""
+    """The length that a prefix announces, refused before anything is allocated when it is over `limit`
+    bytes."""
     (length,) = _LENGTH.unpack(prefix)
     if length > limit:
         raise FrameError(f"the peer announced a frame of {length} bytes, the limit is {limit}")
@@ -65,7 +66,8 @@ class FrameSocket:
             self._socket.sendall(data)
 
     def receive(self, limit: int = MAX_FRAME_BYTES) -> Message:
-        """The next message. ConnectionError when the peer is gone; TimeoutError as the socket's timeout says."""
+        """The next message. ConnectionError when the peer is gone; TimeoutError as the socket's timeout
+        says."""
         length = length_of(self._exactly(LENGTH_BYTES), limit)
         return decode(self._exactly(length))
 

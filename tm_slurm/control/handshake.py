@@ -4,9 +4,9 @@
     acceptor → {nonce, proof}      proof over both nonces and the dialler's first frame, labelled "acceptor"
     dialler  → {proof}             the same, labelled "dialler"
 
-The labels keep one side's proof from being played back as the other's; the nonces keep an old proof from being used
-again. The steps here know nothing of sockets or asyncio; `connect_socket` and `accept_socket` drive them over blocking
-sockets, `tm_slurm.control.channel` over asyncio.
+The labels keep one side's proof from being played back as the other's; the nonces keep an old proof from
+being used again. The steps here know nothing of sockets or asyncio; `connect_socket` and `accept_socket`
+drive them over blocking sockets, `tm_slurm.control.channel` over asyncio.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def connect_socket(
 
 
 def accept_socket(sock: socket.socket, secret: bytes, *, timeout_s: float) -> Message:
-    """Make the dialler on `sock` prove itself and return its identity; the socket is closed when it does not."""
+    """Make the dialler on `sock` prove itself and return its identity; the socket is closed when it does
+    not."""
     try:
         sock.settimeout(timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

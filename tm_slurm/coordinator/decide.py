@@ -1,7 +1,9 @@
-"""The coordinator's decisions: (state, input) → actions. No clock, no network, no files: the same inputs give the same
-decisions, so a journal of the inputs is the whole memory of a leader, and a test needs a millisecond.
+"""The coordinator's decisions: (state, input) → actions. No clock, no network, no files: the same inputs give
+the same decisions, so a journal of the inputs is the whole memory of a leader, and a test needs a
+millisecond.
 
-Inputs are JSON objects with `kind` and `at` (wall-clock seconds). TrainMover §3 and §5 describe the two phases.
+Inputs are JSON objects with `kind` and `at` (wall-clock seconds). TrainMover §3 and §5 describe the two
+phases.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ class Decisions(Moves):
         self._repeat_to(node)
 
     def _repeat_to(self, node: Node) -> None:
-        """Say again what concerns a node whose agent has (re)connected, perhaps to a new leader that only has the
-        journal. Every receiver takes a repeated message as one."""
+        """Say again what concerns a node whose agent has (re)connected, perhaps to a new leader that only has
+        the journal. Every receiver takes a repeated message as one."""
         before = len(self.actions)
         for rank in self.state.ranks_on(node.name) if self.state.started else ():
             self._tell_rank(rank, {"kind": "finish"} if self.state.finishing else self._assignment(rank))
@@ -287,7 +289,8 @@ class Decisions(Moves):
             self._emptied(node)
 
     def _emptied(self, node: Node) -> None:
-        """The last rank process of a leaving node has ended: back to the administrator, or back to the pool."""
+        """The last rank process of a leaving node has ended: back to the administrator, or back to the
+        pool."""
         if self.state.finishing:
             return
         if node.notice is None or not node.notice.gives_back:
@@ -295,6 +298,8 @@ class Decisions(Moves):
             self._tell(node.name, None, {"kind": "spawn"})
         elif node.batch_host:
             self._keep(node, "it is the batch host, which Slurm cannot take out of a running job")
+        elif not self.state.plan.release:
+            self._keep(node, "the config says policy.release: false")
         elif node.name == self.leader_node:
             successor = self._successor()
             if successor is None:
@@ -321,7 +326,7 @@ class Decisions(Moves):
         return candidates[0].name if candidates else None
 
     def _keep(self, node: Node, why: str) -> None:
-        node.standing = "kept"
+        node.standing, node.kept_because = "kept", why
         self._note("kept", node=node.name, why=why)
         self._comment(
             f"node {node.name} has no ranks any more but stays DRAINING: {why}. "
@@ -353,7 +358,7 @@ class Decisions(Moves):
 
     def _on_release_refused(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]
-        node.standing = "kept"
+        node.standing, node.kept_because = "kept", f"Slurm refused to take it back: {given['why']}"
         self._note("release_refused", node=node.name, why=given["why"])
         self._comment(f"node {node.name} is free of ranks, but Slurm refused to take it back: {given['why']}")
 

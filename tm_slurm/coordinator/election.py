@@ -1,5 +1,6 @@
-"""Who leads. `leader.lock` is held by the leader's process; `leader.json` says where it listens and until when its word
-holds (the lease, which it keeps renewing). Terms only grow: messages of an older term are refused."""
+"""Who leads. `leader.lock` is held by the leader's process; `leader.json` says where it listens and until
+when its word holds (the lease, which it keeps renewing). Terms only grow: messages of an older term are
+refused."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from filelock import FileLock, Timeout
 
 @dataclass(frozen=True)
 class LeaderFile:
-    """`lease_until`: wall-clock seconds. A leader whose lease has run out may be replaced by whoever gets the lock."""
+    """`lease_until`: wall-clock seconds. A leader whose lease has run out may be replaced by whoever gets the
+    lock."""
 
     node: str
     host: str
@@ -50,7 +52,8 @@ class Leadership:
         self.term = 0
 
     def try_to_lead(self) -> bool:
-        """Take the lock if nobody holds it and no lease runs; `term` is then one more than the last leader's."""
+        """Take the lock if nobody holds it and no lease runs; `term` is then one more than the last
+        leader's."""
         known = LeaderFile.read(self._job_dir)
         if known is not None and known.is_current(self._attempt):
             return False

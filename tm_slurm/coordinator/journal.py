@@ -1,7 +1,7 @@
 """The append-only journal: every input that can change a decision, written before it is acted on.
 
-Decisions are a function of their inputs, so replaying the journal gives a new leader exactly the old one's state.
-One JSON object a line; a line that a killed writer left half written is dropped.
+Decisions are a function of their inputs, so replaying the journal gives a new leader exactly the old one's
+state. One JSON object a line; a line that a killed writer left half written is dropped.
 """
 
 from __future__ import annotations

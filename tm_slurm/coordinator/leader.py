@@ -1,7 +1,7 @@
 """The leader: the network and the clock around the decisions. It lives in one agent process of the job.
 
-Whatever can change a decision goes journal → decisions → actions, one input at a time, without waiting in between.
-Whatever takes time (Slurm commands) runs beside it, and its outcome comes back as another input.
+Whatever can change a decision goes journal → decisions → actions, one input at a time, without waiting in
+between. Whatever takes time (Slurm commands) runs beside it, and its outcome comes back as another input.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 
 from tm_slurm.control import Channel, ChannelClosed, HandshakeRefused, accept
 from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Tell
+from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.decide import Decisions
 from tm_slurm.coordinator.election import LeaderFile, Leadership, write_atomically
 from tm_slurm.coordinator.journal import Journal
 from tm_slurm.coordinator.model import JobState, Plan
 from tm_slurm.coordinator.status import status_of
-from tm_slurm.events import NodeWatch
+from tm_slurm.events import Event, EventError, NodeWatch
 from tm_slurm.observe.record import Record
 from tm_slurm.slurm import Slurm, SlurmRefused, SlurmUnavailable
 
@@ -92,6 +93,7 @@ class Leader:
         self._limits = limits
         self._agents: dict[str, Channel] = {}
         self._gone_at: dict[str, float] = {}
+        self._left = asyncio.Event()
         self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[None]] = set()
         self._watch = NodeWatch()
@@ -126,11 +128,7 @@ class Leader:
             loops.append(asyncio.create_task(self._poll_for_ever(self._slurm)))
             loops.append(asyncio.create_task(self._comment_for_ever(self._slurm)))
         try:
-            failed = asyncio.gather(*loops)
-            await asyncio.wait({self._outcome, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._outcome.done():
-                failed.result()
-            outcome = self._outcome.result()
+            outcome = await first_of(self._outcome, loops)
             if outcome == "ended":
                 await self._farewell()
         finally:
@@ -180,6 +178,7 @@ class Leader:
             if self._agents.get(node) is channel:
                 del self._agents[node]
                 self._gone_at[node] = time.time()
+                self._left.set()
 
     def _from_agent(self, node: str, message: dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -204,9 +203,10 @@ class Leader:
             return self.status()
         if request.get("kind") != "event":
             return {"error": f"unknown request {request.get('kind')!r}"}
-        event = request.get("event")
-        if not isinstance(event, dict) or not {"id", "kind", "node", "source"} <= set(event):
-            return {"error": "an event needs id, kind, node and source"}
+        try:
+            event = Event.from_json(request["event"]).to_json()
+        except (EventError, KeyError, TypeError) as error:
+            return {"error": f"that is no event: {error}"}
         node = self.state.nodes.get(event["node"])
         if node is None:
             names = ", ".join(self.state.nodes)
@@ -279,13 +279,16 @@ class Leader:
         others = [name for name in self._agents if name != self.node]
         for name in others:
             self._tell(Tell(name, None, message))
-        deadline = time.monotonic() + FAREWELL_S
-        while any(name in self._agents for name in others) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        await asyncio.wait({asyncio.ensure_future(self._await_left(others))}, timeout=FAREWELL_S)
         self._tell(Tell(self.node, None, message))
         channel = self._agents.get(self.node)
         if channel is not None:
             await channel.drain(1.0)
+
+    async def _await_left(self, names: list[str]) -> None:
+        while any(name in self._agents for name in names):
+            self._left.clear()
+            await self._left.wait()
 
     # ---- time ----
 

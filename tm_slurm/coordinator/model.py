@@ -1,4 +1,5 @@
-"""What the coordinator knows: nodes, rank processes, seats, and the move in flight. Plain data, no torch, no sockets."""
+"""What the coordinator knows: nodes, rank processes, seats, and the move in flight. Plain data, no torch, no
+sockets."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Standing = Literal["expected", "active", "standby", "leaving", "kept", "released", "lost"]
-"""expected: not heard of yet; active: has ranks; standby: in reserve; leaving: its ranks have moved or are stopping;
-kept: it should be given back, but Slurm cannot take it from the job; released: Slurm has it back; lost: its agent is gone."""
+"""expected: not heard of yet; active: has ranks; standby: in reserve; leaving: its ranks have moved or are
+stopping; kept: it should be given back, but Slurm cannot take it from the job; released: Slurm has it back;
+lost: its agent is gone."""
 
 Phase = Literal["preparing", "armed", "switching"]
 """preparing: phase 1, nothing in use is touched; armed: the leaver will carry the epoch into the next vote;
@@ -35,7 +37,8 @@ class Process:
 
 @dataclass
 class Notice:
-    """Why a node should be left. `gives_back`: it then goes to the administrator; else it stays as a standby."""
+    """Why a node should be left. `gives_back`: it then goes to the administrator; else it stays as a
+    standby."""
 
     event_id: str
     kind: str
@@ -57,6 +60,7 @@ class Node:
     processes: dict[int, Process] = field(default_factory=dict)
     notice: Notice | None = None
     failures: int = 0
+    kept_because: str = ""
 
     def free_to_join(self) -> bool:
         """Whether ranks may be moved here."""
@@ -119,15 +123,16 @@ class Plan:
     ranks_per_node: int
     prepare_timeout_s: float = 120.0
     switch_timeout_s: float = 60.0
+    release: bool = True
 
     @property
     def world_size(self) -> int:
         return self.active_nodes * self.ranks_per_node
 
     def first_standbys(self) -> list[str]:
-        """The nodes that start as standbys: the batch host first, because Slurm cannot take it out of the job, then
-        the last ones in order. Chosen by name and not by who came first, so that a spare that starts early never
-        takes the place of a healthy node that is slower."""
+        """The nodes that start as standbys: the batch host first, because Slurm cannot take it out of the
+        job, then the last ones in order. Chosen by name and not by who came first, so that a spare that
+        starts early never takes the place of a healthy node that is slower."""
         spare = len(self.order) - self.active_nodes
         last_first = [name for name in reversed(self.order) if name != self.batch_host]
         preferred = ([self.batch_host] if self.batch_host in self.order else []) + last_first

@@ -1,4 +1,5 @@
-"""The planned move (TrainMover §5, design "Planned move"): pair leavers with joiners, prepare, arm, commit, or give up.
+"""The planned move (TrainMover §5, design "Planned move"): pair leavers with joiners, prepare, arm, commit,
+or give up.
 
 preparing   joiner: warm for the leaver's role → join (links dialled and staged, state's layout exchanged)
             leaver: prepare_leave → says whom it has links to and where its state can be fetched
@@ -22,8 +23,8 @@ class Moves(Deciding):
     # ---- standbys ----
 
     def _standbys_by_preference(self) -> list[Node]:
-        """Standbys that could take ranks, the best first: those that have not failed, warm ones; the batch host last,
-        because a rank that sits there could be moved away again, but its node never given back."""
+        """Standbys that could take ranks, the best first: those that have not failed, warm ones; the batch
+        host last, because a rank that sits there could be moved away again, but its node never given back."""
         free = [node for node in self.state.nodes.values() if node.free_to_join()]
         return sorted(free, key=lambda n: (n.failures, not self._is_warm(n), n.batch_host, n.name))
 
@@ -175,7 +176,8 @@ class Moves(Deciding):
     # ---- giving up ----
 
     def _stop_move(self, reason: str) -> None:
-        """Give the move up if its switch has not begun; when it is armed, the trigger rank has the last word."""
+        """Give the move up if its switch has not begun; when it is armed, the trigger rank has the last
+        word."""
         move = self.state.move
         if move is None:
             return
@@ -267,7 +269,8 @@ class Moves(Deciding):
         self._note("moved", **self._moved_fields(move, given))
 
     def _tell_untouched(self, move: Move) -> None:
-        """Ranks without a link to a leaver took no part; they learn where the moved ranks are, for links to come."""
+        """Ranks without a link to a leaver took no part; they learn where the moved ranks are, for links to
+        come."""
         changes = self._changes(move)
         touched = {peer for peers in move.linked.values() for peer in peers} | set(move.ranks())
         for rank in self.state.seats:

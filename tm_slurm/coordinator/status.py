@@ -10,7 +10,8 @@ from tm_slurm.observe.record import Record
 
 
 def status_of(state: JobState, record: Record, leader: str, term: int, job_id: int | None) -> dict[str, Any]:
-    """Nodes with their standing and notice, ranks with their step, the move in flight, the last interruption."""
+    """Nodes with their standing and notice, ranks with their step, the move in flight, the last
+    interruption."""
     phase = (
         "ended"
         if state.ended
@@ -30,6 +31,7 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
             "notice": None
             if node.notice is None
             else {"kind": node.notice.kind, "reason": node.notice.reason},
+            "kept_because": node.kept_because,
             "waiting": node.notice is not None and node.notice.said_waiting and node.standing == "active",
         }
         for node in state.nodes.values()

@@ -1,8 +1,8 @@
 """Keeps what the ranks report (steps, commit times, loss) and derives from it what an interruption cost.
 
-Downtime of a planned move (design "How we measure"): commit time of the first step after the switch, minus that of the
-last step before it, minus the median steady step; at the slowest rank. Times are wall clock, since the two commits of a
-moved rank happen on two machines.
+Downtime of a planned move (design "How we measure"): commit time of the first step after the switch, minus
+that of the last step before it, minus the median steady step; at the slowest rank. Times are wall clock,
+since the two commits of a moved rank happen on two machines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A rank process's line to its node's agent: a thread that listens, so that training never has to.
 
-Orders for the training thread (assign, warm, join, finish, retire) wait in a queue until it asks. What can be done while
-training goes on (prepare, go, stop, cancel) is done at once, in the listening thread, by the registered handlers.
+Orders for the training thread (assign, warm, join, finish, retire) wait in a queue until it asks. What can be
+done while training goes on (prepare, go, stop, cancel) is done at once, in the listening thread, by the
+registered handlers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ EXIT_AGENT_GONE = 75
 
 
 class AgentLink:
-    """`handlers` maps a message kind to what the listening thread does with it; every other kind is an order."""
+    """`handlers` maps a message kind to what the listening thread does with it; every other kind is an
+    order."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -83,8 +85,9 @@ class AgentLink:
         self._frames.send(message)
 
     def next_order(self, *kinds: str, timeout_s: float | None = None) -> Message:
-        """Wait for the next order of one of `kinds` (any when none is given) and take it; others of no use any more are
-        dropped. TimeoutError after `timeout_s`; without it as long as the agent lives, whose end ends this process."""
+        """Wait for the next order of one of `kinds` (any when none is given) and take it; others of no use
+        any more are dropped. TimeoutError after `timeout_s`; without it as long as the agent lives, whose end
+        ends this process."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._arrived:
             while True:
@@ -102,7 +105,7 @@ class AgentLink:
     # ---- heartbeats ----
 
     def committed(
-        self, rank: int, epoch: int, step: int, at: float, seconds: float, loss: float | None
+        self, *, rank: int, epoch: int, step: int, at: float, seconds: float, loss: float | None
     ) -> None:
         """Step `step` is applied here; told with the next heartbeat. `at`: wall clock."""
         with self._steps_lock:

@@ -29,11 +29,12 @@ class Result:
 def run(build: Build, train_step: TrainStep, *, steps: int | None = None) -> Result:
     """Train for `steps` steps, surviving drains of the nodes it runs on.
 
-    `build(role)` makes the state: a dict whose values with `state_dict`/`load_state_dict` (model, optimizer, …) are moved
-    with the rank. It may be called again in the same process for another role. `train_step(state, step)` does one ordinary
-    step and may return metrics; "loss" is shown to people. Where the job's config has `train.steps`, that number holds.
-    Outside a tm_slurm job everything runs in this one process. On a standby that is never needed, `run` does not return:
-    the process ends. ValueError when no number of steps is known.
+    `build(role)` makes the state: a dict whose values with `state_dict`/`load_state_dict` (model, optimizer,
+    …) are moved with the rank. It may be called again in the same process for another role.
+    `train_step(state, step)` does one ordinary step and may return metrics; "loss" is shown to people. Where
+    the job's config has `train.steps`, that number holds. Outside a tm_slurm job everything runs in this one
+    process. On a standby that is never needed, `run` does not return: the process ends. ValueError when no
+    number of steps is known.
     """
     runtime = Runtime(build, steps=steps)
     metrics: Mapping[str, Any] = {}
@@ -44,7 +45,8 @@ def run(build: Build, train_step: TrainStep, *, steps: int | None = None) -> Res
 
 
 def options(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """The config's free-form `train.options`: of the running job, else of the config file at `path`, else empty."""
+    """The config's free-form `train.options`: of the running job, else of the config file at `path`, else
+    empty."""
     job_dir = os.environ.get("TM_SLURM_JOB_DIR")
     if job_dir is not None:
         return dict(load(Path(job_dir) / "config.yaml").train.options)

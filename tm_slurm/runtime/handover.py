@@ -1,5 +1,6 @@
-"""The state's way from leaver to joiner. The connection is made and the layout exchanged in the preparation phase, so
-that in the pause only data flows (TrainMover §7: one pair each, in parallel, from memory to memory)."""
+"""The state's way from leaver to joiner. The connection is made and the layout exchanged in the preparation
+phase, so that in the pause only data flows (TrainMover §7: one pair each, in parallel, from memory to
+memory)."""
 
 from __future__ import annotations
 

@@ -5,5 +5,5 @@ PREPARE_TIMEOUT_S = 120.0
 SWITCH_TIMEOUT_S = 60.0
 
 AWAIT_SWITCH_S = 3600.0
-"""A prepared joiner waits so long for the boundary at which the switch happens: one step of the job at most, but the
-coordinator, which sees both sides, gives up long before."""
+"""A prepared joiner waits so long for the boundary at which the switch happens: one step of the job at most,
+but the coordinator, which sees both sides, gives up long before."""

@@ -1,9 +1,11 @@
-"""The step loop of a rank, from the first order to the last: take a role or stand by, step, vote, switch, finish.
+"""The step loop of a rank, from the first order to the last: take a role or stand by, step, vote, switch,
+finish.
 
     for state, step in tm_slurm.Runtime(build, steps=1000):
         ...one ordinary step with what is in `state`...
 
-A standby gets shadow steps from the same loop, in the sandbox, and later its real ones; a leaver's loop ends the process.
+A standby gets shadow steps from the same loop, in the sandbox, and later its real ones; a leaver's loop ends
+the process.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.handover import Incoming, Outgoing
@@ -30,9 +33,11 @@ Build = Callable[[Role], dict[str, Any]]
 
 
 class Runtime:
-    """Iterate over it: it yields (state, step) for each step this process has to do. Call `report` in the loop's body.
+    """Iterate over it: it yields (state, step) for each step this process has to do. Call `report` in the
+    loop's body.
 
-    `steps`: how many in all; a `train.steps` in the job's config holds over it. After the loop: `state`, `step`, `role`.
+    `steps`: how many in all; a `train.steps` in the job's config holds over it. After the loop: `state`,
+    `step`, `role`.
     """
 
     def __init__(self, build: Build, *, steps: int | None = None) -> None:
@@ -94,7 +99,12 @@ class Runtime:
             seconds = now - self._committed_at if self._committed_at else 0.0
             shown = float(loss) if loss is not None else None
             self._worker.link.committed(
-                self.role.rank, self._worker.epoch, self.step - 1, now, seconds, shown
+                rank=self.role.rank,
+                epoch=self._worker.epoch,
+                step=self.step - 1,
+                at=now,
+                seconds=seconds,
+                loss=shown,
             )
         self._committed_at = now
 
@@ -122,7 +132,7 @@ class Runtime:
             dist.destroy_process_group()
             gc.collect()
         worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(peers))
-        dist.init_process_group("tm", store=dist.HashStore(), rank=rank, world_size=world_size)
+        dist.init_process_group("tm", store=HashStore(), rank=rank, world_size=world_size)
         worker.rank, worker.epoch = rank, epoch
         self._take_role(role_of(rank, world_size, worker.place.slot))
 
@@ -137,7 +147,8 @@ class Runtime:
     # ---- standing by ----
 
     def _stand_by(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
-        """Warm up in the sandbox, then wait: for another role to warm up for, for a rank to take, or for the end."""
+        """Warm up in the sandbox, then wait: for another role to warm up for, for a rank to take, or for the
+        end."""
         while True:
             if order["kind"] == "warm":
                 if worker.rank != int(order["rank"]):

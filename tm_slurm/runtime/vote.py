@@ -1,7 +1,8 @@
 """The vote: one tiny all-reduce a step, between computing gradients and applying them.
 
-It tells every rank at the same boundary that a switch is due. One leaving rank carries the new epoch into it (MAX), so
-that nobody else needs a message, and that rank alone decides whether a late cancellation still comes in time.
+It tells every rank at the same boundary that a switch is due. One leaving rank carries the new epoch into it
+(MAX), so that nobody else needs a message, and that rank alone decides whether a late cancellation still
+comes in time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch.distributed as dist
 
 
 class Ballot:
-    """What this rank brings to the vote. The listening thread arms and withdraws, the training thread carries."""
+    """What this rank brings to the vote. The listening thread arms and withdraws, the training thread
+    carries."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +46,8 @@ class Ballot:
 
 
 class Vote:
-    """Held once a step: by the first registered optimizer's step, or by `hold` at the end of a step without one."""
+    """Held once a step: by the first registered optimizer's step, or by `hold` at the end of a step without
+    one."""
 
     def __init__(self, ballot: Ballot) -> None:
         self._ballot = ballot
@@ -66,7 +69,8 @@ class Vote:
         self._open = True
 
     def hold(self) -> None:
-        """Vote, unless this step already has. Afterwards `agreed_epoch` is the newest epoch that any rank carries."""
+        """Vote, unless this step already has. Afterwards `agreed_epoch` is the newest epoch that any rank
+        carries."""
         if not self._open:
             return
         self._open = False

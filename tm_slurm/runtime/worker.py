@@ -1,5 +1,5 @@
-"""What a rank process has besides its role: its endpoint, its line to the agent, and what can be done off the training
-thread while training goes on."""
+"""What a rank process has besides its role: its endpoint, its line to the agent, and what can be done off the
+training thread while training goes on."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ class Worker:
         return epoch in self._cancelled
 
     def prepare_to_leave(self, capture_state: Callable[[], Snapshot]) -> None:
-        """At a step boundary: if this rank is to leave, give its layout and say that it is prepared. Only now are the
-        links open that a step uses."""
+        """At a step boundary: if this rank is to leave, give its layout and say that it is prepared. Only now
+        are the links open that a step uses."""
         outgoing = self.outgoing
         if outgoing is not None and outgoing.wants_layout:
             outgoing.give_layout(capture_state())

@@ -1,7 +1,8 @@
 """Shadow iterations: whole training steps, with every collective answered at once by its identity.
 
-They make a joiner's first real step cost what any step costs: imports done, optimizer state there, DDP's buckets
-rebuilt (that happens before the second forward, so there must be at least two), kernels compiled, memory allocated.
+They make a joiner's first real step cost what any step costs: imports done, optimizer state there, DDP's
+buckets rebuilt (that happens before the second forward, so there must be at least two), kernels compiled,
+memory allocated.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Sandbox:
         self._endpoint.sandbox = True
 
     def leave(self) -> None:
-        """From now on collectives are real. What the shadow iterations did to the state must be overwritten by now."""
+        """From now on collectives are real. What the shadow iterations did to the state must be overwritten
+        by now."""
         self._endpoint.sandbox = False
 
     def shadow_steps(self, count: int) -> Iterator[int]:

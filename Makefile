@@ -1,0 +1,61 @@
+# tm_slurm. `make` lists what there is.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SUDO   := $(if $(filter 0,$(shell id -u)),,sudo)
+APT    := munge slurm-wlm libslurm-dev iproute2 procps g++ make libssl-dev python3-dev python3-venv
+TORCH  := torch==2.13.0
+
+NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
+
+.PHONY: help setup apt demo test test-unit bench lint cluster-up cluster-down clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
+
+setup: apt $(VENV)/.ready ## Everything that is needed: system packages, .venv, the native part (again: nothing to do)
+
+apt:
+	@missing=$$(for p in $(APT); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -n "$$missing" ]; then \
+	  $(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	fi
+
+$(VENV)/bin/python: | apt
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.packages: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" "setuptools>=77" wheel ninja
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.packages $(NATIVE)
+	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: setup ## The main job: a GPT trains on a local Slurm cluster, two nodes are drained under it, nothing is lost
+	$(BIN)/python -m tm_slurm.demo --json build/demo.json
+
+test: setup ## All tests, those against real Slurm daemons too
+	$(BIN)/python -m pytest
+
+test-unit: setup ## The tests that need neither Slurm nor seconds
+	$(BIN)/python -m pytest tests/unit
+
+bench: setup ## All benchmarks; JSON in build/bench
+	$(BIN)/python -m tests.bench
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+cluster-up: setup ## A local Slurm cluster of 6 nodes
+	$(BIN)/tm-slurm cluster up
+
+cluster-down: ## End it; nothing is left
+	$(BIN)/tm-slurm cluster down
+
+clean: ## Remove what was built, .venv too
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV) tm_slurm/comm/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

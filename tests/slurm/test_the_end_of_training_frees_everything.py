@@ -1,0 +1,74 @@
+"""When training is done the job ends by itself, whole, and nothing of it is left on any node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from training_jobs import TrainingJob, config_text, until
+
+from tm_slurm.localcluster import LocalCluster
+
+pytestmark = pytest.mark.slurm
+TEMPLATE = Path(__file__).parents[2] / "sbatch_templates" / "train.sbatch"
+
+
+def processes_of(job_dir: Path) -> list[str]:
+    """Command lines of this machine's processes that name the job's directory, or have it in their
+    environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(job_dir).encode() in text:
+                found.append(f"{entry.name}: {text[:200]!r}")
+    return found
+
+
+def test_no_idle_spare_keeps_the_job_alive(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Callable[..., list[str]]
+) -> None:
+    job = TrainingJob.submit(cluster, tmp_path)
+    assert job.finish() == undisturbed()
+    until("no process of the job is left", lambda: not processes_of(job.files.job_dir), 10.0)
+    cluster.wait_idle(timeout_s=20.0)
+    left = {path.name for path in job.files.job_dir.iterdir() if path.name.startswith(".")}
+    assert not left, f"temporary files were left: {left}"
+    assert (job.files.job_dir / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_sbatch_template_gives_the_same_run(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Callable[..., list[str]]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(config_text(tmp_path))
+    words = ["sbatch", "--parsable", "--nodes=4", str(TEMPLATE), str(config)]
+    job_id = int(cluster.run(words, cwd=tmp_path, timeout_s=30.0).stdout.split(";")[0])
+    job = TrainingJob(cluster, job_id, tmp_path / str(job_id))
+    assert job.finish() == undisturbed()
+
+
+def test_a_plain_cluster_runs_the_job_too(
+    plain_cluster: LocalCluster, tmp_path: Path, undisturbed: Callable[..., list[str]]
+) -> None:
+    job = TrainingJob.submit(plain_cluster, tmp_path, gates=[20])
+    job.warm(2)
+    node = job.active_nodes()[0]
+    plain_cluster.drain(node)
+    job.note("event_drain", node=node)
+    job.open_gate(20)
+    job.note("drained", node=node)
+    assert job.finish() == undisturbed()
+
+
+def test_a_crash_in_the_script_ends_the_job_with_its_traceback(cluster: LocalCluster, tmp_path: Path) -> None:
+    job = TrainingJob.submit(cluster, tmp_path, crash_at=15)
+    verdict = until("the job's verdict", job.files.verdict)
+    assert verdict["state"] == "failed" and "rank" in verdict["reason"]
+    assert "this batch is broken" in Path(verdict["reason"].split("its log: ")[1]).read_text()
+    until("Slurm calls the job FAILED", lambda: job.info().state == "FAILED", 20.0)

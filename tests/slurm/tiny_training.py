@@ -1,0 +1,79 @@
+"""A training script for the tests: small, with everything in it that a move could lose.
+
+Dropout and all three global generators feed the loss, there is momentum, a schedule, and data by (step,
+rank). The option `gates` is a list of steps at which every rank waits until the file `gate-STEP` is in the
+job directory, so that a test decides what happens before a certain boundary.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tm_slurm
+
+GATE_LIMIT_S = 120.0
+
+
+def build(role: tm_slurm.Role) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    layers = [
+        nn.Linear(32, 64),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(64, 64),
+        nn.BatchNorm1d(64),
+        nn.Linear(64, 8),
+    ]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(100 + role.rank)
+    return {"model": model, "optimizer": optimizer, "schedule": schedule, "rank": role.rank}
+
+
+def wait_at_gate(step: int, gates: list[int]) -> None:
+    if step not in gates:
+        return
+    gate = Path(os.environ["TM_SLURM_JOB_DIR"]) / f"gate-{step}"
+    deadline = time.monotonic() + GATE_LIMIT_S
+    while not gate.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody opened {gate}")
+        time.sleep(0.01)
+
+
+def main() -> None:
+    options = tm_slurm.options()
+
+    def train_step(state: dict[str, Any], step: int) -> dict[str, Any]:
+        wait_at_gate(step, options["gates"])
+        if step == options["crash_at"]:
+            raise RuntimeError("this batch is broken")
+        generator = torch.Generator().manual_seed(1000 * step + state["rank"])
+        inputs = torch.randn(16, 32, generator=generator) * (1 + 0.1 * random.random())
+        targets = torch.randn(16, 8, generator=generator) + 0.1 * float(numpy.random.rand())
+        state["optimizer"].zero_grad()
+        loss = nn.functional.mse_loss(state["model"](inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(state["model"].parameters(), 1.0)
+        state["optimizer"].step()
+        state["schedule"].step()
+        return {"loss": loss.detach()}
+
+    result = tm_slurm.run(build, train_step)
+    print(f"rank {result.role.rank} finished at step {result.step}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Jobs for the tests against real daemons: submitted as a user does, watched through what the job writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tm_slurm.localcluster import LocalCluster
+from tm_slurm.observe.follow import JobFiles
+from tm_slurm.slurm import JobInfo
+from tm_slurm.slurm.scontrol_text import parse_jobs
+
+LOOK_S = 0.03
+LIMIT_S = 90.0
+SCRIPT = Path(__file__).with_name("tiny_training.py")
+TM_SLURM = str(Path(sys.executable).with_name("tm-slurm"))
+
+
+def until(what: str, test: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+    """The first true value of `test`; AssertionError saying what was awaited."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        value = test()
+        if value:
+            return value
+        time.sleep(LOOK_S)
+    raise AssertionError(f"not within {limit_s:.0f} s: {what}")
+
+
+def config_text(directory: Path, **settings: Any) -> str:
+    """A config for the tiny training; `settings` are job.* keys, but for steps and gates."""
+    steps = settings.pop("steps", 60)
+    options = {"gates": settings.pop("gates", []), "crash_at": settings.pop("crash_at", None)}
+    job = {"name": "tiny", "nodes": 2, "standbys": 2, "directory": str(directory / "%j"), **settings}
+    policy = {"heartbeat_s": 0.1, "poll_interval_s": 0.5}
+    train = {"script": str(SCRIPT), "steps": steps, "options": options}
+    return json.dumps({"job": job, "train": train, "policy": policy})  # JSON is YAML
+
+
+class TrainingJob:
+    """One submitted job."""
+
+    def __init__(self, cluster: LocalCluster, job_id: int, job_dir: Path) -> None:
+        self.cluster = cluster
+        self.job_id = job_id
+        self.files = JobFiles(job_dir)
+
+    @classmethod
+    def submit(cls, cluster: LocalCluster, directory: Path, **settings: Any) -> TrainingJob:
+        config = directory / "config.yaml"
+        config.write_text(config_text(directory, **settings))
+        done = cluster.run([TM_SLURM, "submit", str(config), "--json"], timeout_s=60.0)
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        return cls(cluster, int(answer["job_id"]), Path(answer["job_dir"]))
+
+    def tm_slurm(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """The command line, as the user of this job."""
+        return self.cluster.run([TM_SLURM, *words], timeout_s=30.0, check=False)
+
+    def note(self, what: str, **fields: Any) -> dict[str, Any]:
+        """Wait for an entry of the timeline that has these fields."""
+
+        def find() -> dict[str, Any] | None:
+            for entry in self.files.notes(what):
+                if all(entry.get(key) == value for key, value in fields.items()):
+                    return entry
+            return None
+
+        try:
+            return until(f"{what} {fields}", find)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def at_step(self, step: int) -> None:
+        until(f"step {step}", lambda: any(s["step"] >= step for s in self.files.steps()))
+
+    def open_gate(self, step: int) -> None:
+        (self.files.job_dir / f"gate-{step}").touch()
+
+    def warm(self, count: int) -> None:
+        """Wait until so many standbys are warm."""
+        until(f"{count} warm standbys", lambda: len({n["node"] for n in self.files.notes("warm")}) >= count)
+
+    def active_nodes(self) -> list[str]:
+        """The nodes that had ranks at the start, in rank order of their names."""
+        return list(self.note("started")["nodes"])
+
+    def standing(self, node: str) -> str:
+        status = self.files.status() or {"nodes": []}
+        return next((str(n["standing"]) for n in status["nodes"] if n["node"] == node), "?")
+
+    def finish(self, limit_s: float = LIMIT_S) -> list[str]:
+        """Wait for the end, which must be a good one; the digest of every rank."""
+        verdict = until("the job's verdict", self.files.verdict, limit_s)
+        assert verdict["state"] == "completed", f"{verdict}\n{self.story()}"
+        until("Slurm calls the job COMPLETED", lambda: self.info().state == "COMPLETED", 20.0)
+        return [str(d) for d in self.files.notes("trained")[-1]["digests"]]
+
+    def info(self) -> JobInfo:
+        return parse_jobs(
+            self.cluster.run(["scontrol", "-o", "show", "job", str(self.job_id)], timeout_s=10.0).stdout
+        )[0]
+
+    def story(self) -> str:
+        """What a failed test shows: the timeline and the ends of the logs."""
+        lines = [json.dumps(entry) for entry in self.files.timeline()[-25:]]
+        for path in sorted((self.files.job_dir / "logs").glob("*.log"), key=lambda p: p.stat().st_mtime)[-8:]:
+            lines += [f"--- {path.name}", path.read_text(errors="replace")[-1500:]]
+        return "\n".join(lines)

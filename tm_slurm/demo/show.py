@@ -1,0 +1,76 @@
+"""What the demo prints while it goes: the steps as they come, the drains, the phases of each move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+STEP_EVERY = 10
+
+SPOKEN = {
+    "leads": "coordinator runs on {node}",
+    "started": "training starts, {world_size} ranks on {nodes}",
+    "warm": "standby {node} is warm",
+    "event_drain": "[bold]{node} is being drained[/bold] ({reason})",
+    "prepare": "  prepare: {pairs} (training goes on)",
+    "prepared": "  prepared in {seconds:.2f} s",
+    "switching": "  switch at step {step}",
+    "moved": "  [green]moved[/green] {pairs}",
+    "downtime": "  downtime {downtime_s:.3f} s (a step takes {steady_step_s:.3f} s)",
+    "released": "  {node} given back to Slurm",
+    "drained": "  [green]{node} is {state}[/green] {after_notice_s:.1f} s after the drain was seen",
+    "waiting": "[yellow]{node} should be left, but no standby is free[/yellow]",
+    "cancelled": "[yellow]the move was given up: {reason}[/yellow]",
+    "trained": "training is done at step {step}",
+    "ended": "job {state}: {reason}",
+}
+
+
+class Show:
+    """`label` begins every line, so that two runs can be told apart."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self._console = console
+        self._label = label
+
+    def entry(self, entry: dict[str, Any]) -> None:
+        """One entry of the timeline, or one step."""
+        if entry["what"] == "step":
+            if entry["step"] % STEP_EVERY == 0:
+                self.line(f"step {entry['step']:4d}  loss {entry['loss']:.3f}  {entry['seconds']:.3f} s")
+            return
+        text = SPOKEN.get(entry["what"])
+        if text is not None:
+            self.line(text.format(**{**entry, **_spoken(entry)}))
+
+    def line(self, text: str) -> None:
+        self._console.print(f"[dim]{self._label}[/dim] {text}", highlight=False)
+
+
+def _spoken(entry: dict[str, Any]) -> dict[str, Any]:
+    words: dict[str, Any] = {}
+    if "pairs" in entry:
+        words["pairs"] = ", ".join(f"{p['leaver']} → {p['joiner']}" for p in entry["pairs"])
+    if "nodes" in entry:
+        words["nodes"] = " ".join(entry["nodes"])
+    return words
+
+
+def closing_table(result: dict[str, Any]) -> Table:
+    """The outcome for people; `result` is what demo.json holds."""
+    table = Table(title="two drains under a running job", title_justify="left")
+    for column in ("node", "moved to", "downtime", "floor", "prepared in", "drain → DRAINED", "node is"):
+        table.add_column(column)
+    for move in result["moves"]:
+        table.add_row(
+            move["node"],
+            move["joiner"],
+            f"{move['downtime_s']:.3f} s",
+            f"{move['floor_s']:.3f} s",
+            f"{move['prepare_s']:.2f} s",
+            f"{move['drain_to_released_s']:.2f} s",
+            move["node_state"],
+        )
+    return table
