@@ -46,7 +46,7 @@ class Agent:
         self._surroundings = surroundings
         self._slurm = slurm
         self._secret = read_secret(job_dir)
-        self._host = reachable_address(surroundings.node)
+        self._host = reachable_address(surroundings.node) if slurm is not None else "127.0.0.1"
         self._plan = self._make_plan()
         command = Command(
             argv=argv_of(
