@@ -23,7 +23,7 @@ _FILES = (
     "slurmctld.pid",
     "slurmd.*.pid",
 )
-_FOLDERS = ("munge", "state", "spool", "log")
+_FOLDERS = ("munge", "state", "spool", "log", "plugins")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class Layout:
     @property
     def lock(self) -> Path:
         return self.directory / "lock"
+
+    @property
+    def plugins(self) -> Path:
+        """Plugins of Slurm that are built for this cluster."""
+        return self.directory / "plugins"
 
     @property
     def munge_key(self) -> Path:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from tm_slurm.localcluster import processes
+from tm_slurm.localcluster import accounting, processes
 from tm_slurm.localcluster.errors import LocalClusterError
 from tm_slurm.localcluster.launch import detach
 from tm_slurm.localcluster.layout import Layout
@@ -149,7 +149,8 @@ def stop(layout: Layout) -> None:
 def _write_files(layout: Layout, record: Record) -> None:
     layout.hosts.write_text(hosts_text(record))
     layout.cgroup_conf.write_text(cgroup_text(slurm_version()))
-    layout.slurm_conf.write_text(slurm_text(layout, record))
+    plugins = accounting.build(layout) if accounting.is_needed() else None
+    layout.slurm_conf.write_text(slurm_text(layout, record, plugins))
 
 
 def _wait_listening(

@@ -123,8 +123,8 @@ def _namespaces_obstacle() -> str | None:
 
 
 @cache
-def slurm_version() -> tuple[int, int]:
-    """The installed release, for example (22, 5).
+def slurm_version() -> tuple[int, int, int]:
+    """The installed release, for example (22, 5, 8).
 
     Raises:
         LocalClusterError: slurmctld is missing or does not say.
@@ -132,7 +132,7 @@ def slurm_version() -> tuple[int, int]:
     done = subprocess.run(
         [program("slurmctld"), "-V"], capture_output=True, text=True, timeout=10, check=False
     )
-    found = re.search(r"(\d+)\.(\d+)", done.stdout)
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
     if found is None:
         raise LocalClusterError(f"`slurmctld -V` said {done.stdout.strip()!r}: expected a version")
-    return int(found[1]), int(found[2])
+    return int(found[1]), int(found[2]), int(found[3])

@@ -6,6 +6,7 @@ import os
 import pwd
 import socket
 
+from tm_slurm.localcluster import accounting
 from tm_slurm.localcluster.layout import Layout
 from tm_slurm.localcluster.record import Record
 
@@ -38,13 +39,16 @@ def hosts_text(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cgroup_text(version: tuple[int, int]) -> str:
+def cgroup_text(version: tuple[int, int, int]) -> str:
     """cgroup.conf: no plugin here needs cgroups, and slurmd must start where they are absent or another's."""
     return "CgroupPlugin=disabled\n" if version >= (23, 11) else "CgroupPlugin=cgroup/v1\n"
 
 
-def slurm_text(layout: Layout, record: Record) -> str:
-    """slurm.conf: a small machine plays many nodes, jobs start at once, a dead node is soon DOWN."""
+def slurm_text(layout: Layout, record: Record, plugins: str | None) -> str:
+    """slurm.conf: a small machine plays many nodes, jobs start at once, a dead node is soon DOWN.
+
+    `plugins` is the PluginDir with our accounting plugin, None where Slurm does without.
+    """
     request = record.request
     user = pwd.getpwuid(os.geteuid()).pw_name
     directory = layout.directory
@@ -85,6 +89,8 @@ def slurm_text(layout: Layout, record: Record) -> str:
         "SlurmdParameters=config_overrides",
         "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1",
     ]
+    if plugins is not None:
+        lines += [f"PluginDir={plugins}", f"AccountingStorageType={accounting.NAME}"]
     if plain and _own_name_is_loopback():
         lines.append("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny")
     for node in request.node_names:
