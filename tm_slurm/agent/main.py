@@ -34,6 +34,8 @@ STAND_BACK_S = 1.0
 LEADER_GONE_LIMIT_S = 60.0
 """An agent that has had no leader for so long ends its ranks and itself."""
 
+EXIT_TERMINATED = 143
+
 
 class Agent:
     """Links the rank processes of this node to whoever leads; leads itself when nobody else does."""
@@ -63,6 +65,7 @@ class Agent:
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._retired = False
         self._leading: asyncio.Task[None] | None = None
+        self._leader: Leader | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._unsent: list[dict[str, Any]] = []
 
@@ -127,7 +130,7 @@ class Agent:
 
     async def _lead(self, leadership: Leadership) -> None:
         policy = self._config.policy
-        leader = Leader(
+        self._leader = leader = Leader(
             job_dir=self._job_dir,
             job_id=self._surroundings.job_id,
             node=self._surroundings.node,
@@ -151,7 +154,14 @@ class Agent:
             log.exception("the leader failed")  # whatever it was, the agent must not be left without an end
             self._finish(1)
         finally:
-            self._leading = None
+            self._leading = self._leader = None
+
+    def terminated(self) -> None:
+        """SIGTERM: somebody cancels the job. The leader says so, every other agent just ends."""
+        if self._leader is not None:
+            self._leader.stop("the job was cancelled (SIGTERM)")
+        else:
+            self._finish(EXIT_TERMINATED)
 
     async def _follow(self, known: LeaderFile) -> bool:
         """Serve one leader until its connection ends. True if there was a connection."""
@@ -267,16 +277,11 @@ async def _main(job_dir: Path) -> int:
     slurm = connect_to_slurm() if surroundings.job_id is not None else None
     agent = Agent(job_dir, load(job_dir / "config.yaml"), surroundings, slurm)
     loop = asyncio.get_running_loop()
-    running = asyncio.ensure_future(agent.run())
     # SIGUSR2 is Slurm's warning before the time limit; until checkpoints exist it must at least not kill the
     # agent.
     loop.add_signal_handler(signal.SIGUSR2, lambda: log.warning("SIGUSR2: the time limit is near"))
-    loop.add_signal_handler(signal.SIGTERM, running.cancel)
-    try:
-        return await running
-    except asyncio.CancelledError:
-        log.info("ending reason=SIGTERM")
-        return 143
+    loop.add_signal_handler(signal.SIGTERM, agent.terminated)
+    return await agent.run()
 
 
 def _log_to(path: Path) -> None:

@@ -143,6 +143,10 @@ class Leader:
             self._record.close()
         return outcome
 
+    def stop(self, reason: str) -> None:
+        """End the job now, as failed."""
+        self._feed({"kind": "stop", "reason": reason, "exit_code": 1})
+
     # ---- inputs ----
 
     def _feed(self, given: dict[str, Any]) -> None:

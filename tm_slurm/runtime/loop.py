@@ -151,9 +151,11 @@ class Runtime:
         end."""
         while True:
             if order["kind"] == "warm":
+                began = time.monotonic()
                 if worker.rank != int(order["rank"]):
                     yield from self._warm_up(worker, order)
-                worker.link.send({"kind": "process_warm", "rank": worker.rank})
+                seconds = time.monotonic() - began
+                worker.link.send({"kind": "process_warm", "rank": worker.rank, "seconds": seconds})
             elif order["kind"] == "join":
                 if self._join(worker, order):
                     return
