@@ -95,6 +95,7 @@ class World:
             self.spawn(node)
         elif message["kind"] == "retire":
             self.give({"kind": "agent_retired", "node": node})
+            self.give({"kind": "agent_gone", "node": node})
 
     def _rank(self, node: str, slot: int, message: dict[str, Any]) -> None:
         process = self.state.nodes[node].processes.get(slot)

@@ -63,7 +63,6 @@ class Agent:
         self._channel: Channel | None = None
         self._term = 0
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._retired = False
         self._leading: asyncio.Task[None] | None = None
         self._leader: Leader | None = None
         self._work: set[asyncio.Task[None]] = set()
@@ -226,11 +225,11 @@ class Agent:
 
     async def _retire(self) -> None:
         """Leave for good: no rank is here any more. Exit 0 comes before Slurm takes the node."""
-        self._retired = True
         await self._ranks.end_all()
         self._send({"kind": "agent_retired"})
         if self._channel is not None:
             await self._channel.drain(CONNECT_TIMEOUT_S)
+            self._channel.hold_open_to_the_end()
         self._finish(0)
 
     def _finish(self, code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 from tm_slurm.control.frames import (
@@ -61,6 +62,10 @@ class Channel:
             await asyncio.wait_for(self._writer.drain(), timeout_s)
         except (OSError, asyncio.TimeoutError):
             self.abort()
+
+    def hold_open_to_the_end(self) -> None:
+        """From now on the other side sees this channel end only when this process has ended, not before."""
+        os.dup(self._writer.get_extra_info("socket").fileno())
 
     def abort(self) -> None:
         """Close at once; what is still queued is dropped."""

@@ -314,8 +314,8 @@ class Decisions(Moves):
         """A new leader has taken over; a node that only waited for the leader to go can leave now."""
         self.leader_node = given["node"]
         for node in self.state.nodes.values():
-            if node.standing == "leaving" and not node.processes and node.agent_up:
-                self._emptied(node)
+            if node.standing == "leaving" and not node.processes:
+                self._emptied(node) if node.agent_up else self._release(node)
 
     def _successor(self) -> str | None:
         candidates = [n for n in self.state.nodes.values() if n.agent_up and n.name != self.leader_node]
@@ -334,15 +334,22 @@ class Decisions(Moves):
         )
 
     def _on_agent_retired(self, given: Input) -> None:
+        """The agent has said its last word. Its node may be taken only when its process has ended: Slurm kills
+        what is left, and a killed task would make the job's step a failed one."""
+        self.state.nodes[given["node"]].agent_up = False
+
+    def _on_agent_gone(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]
-        node.agent_up = False
         if node.standing == "leaving":
-            keep = tuple(
-                name
-                for name in self.state.plan.order
-                if name != node.name and self.state.nodes[name].standing != "released"
-            )
-            self.actions.append(Release(node.name, keep))
+            self._release(node)
+
+    def _release(self, node: Node) -> None:
+        keep = tuple(
+            name
+            for name in self.state.plan.order
+            if name != node.name and self.state.nodes[name].standing != "released"
+        )
+        self.actions.append(Release(node.name, keep))
 
     def _on_released(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]

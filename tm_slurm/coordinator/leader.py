@@ -52,6 +52,8 @@ HANDSHAKE_TIMEOUT_S = 5.0
 TICK_S = 0.1
 COMMENT_INTERVAL_S = 1.0
 FAREWELL_S = 8.0
+RETIRED_LIMIT_S = 5.0
+"""A retired agent whose process has not ended by then is not waited for: Slurm will end it."""
 
 
 @dataclass(kw_only=True)
@@ -93,6 +95,7 @@ class Leader:
         self._limits = limits
         self._agents: dict[str, Channel] = {}
         self._gone_at: dict[str, float] = {}
+        self._retired_at: dict[str, float] = {}
         self._left = asyncio.Event()
         self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[None]] = set()
@@ -181,8 +184,11 @@ class Leader:
         except ChannelClosed:
             if self._agents.get(node) is channel:
                 del self._agents[node]
-                self._gone_at[node] = time.time()
                 self._left.set()
+                if self._retired_at.pop(node, None) is not None:
+                    self._feed({"kind": "agent_gone", "node": node})
+                else:
+                    self._gone_at[node] = time.time()
 
     def _from_agent(self, node: str, message: dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -190,6 +196,8 @@ class Leader:
             for report in message["ranks"]:
                 self._record.beat(node, report)
         elif kind in FROM_AGENTS:
+            if kind == "agent_retired":
+                self._retired_at[node] = time.time()
             self._feed({**message, "node": node})
         else:
             log.warning("refused a message node=%s kind=%s reason=unknown kind", node, kind)
@@ -325,6 +333,10 @@ class Leader:
             if now - gone_at > self._limits.reconnect_s:
                 del self._gone_at[node]
                 self._feed({"kind": "node_lost", "node": node, "reason": "its agent closed the connection"})
+        for node, retired_at in list(self._retired_at.items()):
+            if now - retired_at > RETIRED_LIMIT_S:
+                del self._retired_at[node]
+                self._feed({"kind": "agent_gone", "node": node})
 
     async def _poll_for_ever(self, slurm: Slurm) -> None:
         names = list(self.state.nodes)
