@@ -1,0 +1,17 @@
+"""Delta communication groups: a backend whose connections are replaced one by one (section 5)."""
+
+from __future__ import annotations
+
+from tm_slurm.comm.backend import register
+from tm_slurm.comm.endpoint import Endpoint, Peer
+from tm_slurm.comm.errors import CollectiveTimeout, GroupInterrupted, HandshakeRefused, PeerLost
+
+__all__ = [
+    "CollectiveTimeout",
+    "Endpoint",
+    "GroupInterrupted",
+    "HandshakeRefused",
+    "Peer",
+    "PeerLost",
+    "register",
+]

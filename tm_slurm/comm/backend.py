@@ -1,0 +1,61 @@
+"""Registers the torch.distributed backend "tm"."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch.distributed
+
+from tm_slurm.comm import _tm
+from tm_slurm.comm.endpoint import Endpoint
+
+BACKEND_NAME = "tm"
+
+
+class _Options(Protocol):
+    group_rank: int
+    group_size: int
+    group_id: str
+    global_ranks_in_group: Sequence[int]
+    timeout: Any
+
+
+class _Current:
+    endpoint: Endpoint | None = None
+
+
+def group_identity(name: str, ranks: Sequence[int]) -> int:
+    """Name a group in frames: 63 bits of torch's name and the global ranks, the same on every rank."""
+    text = f"{name}|{','.join(str(rank) for rank in ranks)}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _create(options: _Options, _: object) -> Any:
+    endpoint = _Current.endpoint
+    if endpoint is None:
+        raise RuntimeError(
+            f'backend "{BACKEND_NAME}": call tm_slurm.comm.register(endpoint) before making a group'
+        )
+    ranks = list(options.global_ranks_in_group) or list(
+        range(options.group_size)
+    )  # empty for the default group
+    timeout_s = options.timeout.total_seconds() if options.timeout else endpoint.timeout_s
+    name = str(options.group_id)
+    return _tm.make_backend(
+        endpoint._native, name, group_identity(name, ranks), options.group_rank, ranks, timeout_s
+    )
+
+
+def register(endpoint: Endpoint) -> None:
+    """Register backend "tm"; groups created from now on communicate through this endpoint.
+
+    Calling again with another endpoint replaces it for groups created later.
+    `torch.distributed.init_process_group("tm", store=HashStore(), rank=…, world_size=…)` then needs no
+    network store: addresses come from `Endpoint.configure`.
+    """
+    first = _Current.endpoint is None
+    _Current.endpoint = endpoint
+    if first and BACKEND_NAME.upper() not in torch.distributed.Backend._plugins:
+        torch.distributed.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])

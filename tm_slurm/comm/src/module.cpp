@@ -1,0 +1,96 @@
+// Python's view: the endpoint and a factory for backends. Everything that may block runs without Python's lock.
+#include <pybind11/chrono.h>
+#include <torch/extension.h>
+
+#include "backend.hpp"
+#include "errors.hpp"
+
+namespace py = pybind11;
+
+namespace delta {
+namespace {
+
+using AddressTuple = std::tuple<std::string, int, uint64_t>;
+using AddressTable = std::map<int, AddressTuple>;
+
+std::map<int, Address> table(const AddressTable& given) {
+  std::map<int, Address> out;
+  for (const auto& [rank, address] : given)
+    out[rank] = Address{std::get<0>(address), static_cast<uint16_t>(std::get<1>(address)), std::get<2>(address)};
+  return out;
+}
+
+c10::intrusive_ptr<c10d::Backend> make_backend(const std::shared_ptr<Endpoint>& endpoint, const std::string& name,
+                                               uint64_t id, int rank, const std::vector<int>& ranks, double timeout_s) {
+  auto timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000));
+  return c10::make_intrusive<DeltaBackend>(endpoint, name, id, rank, ranks, timeout);
+}
+
+}  // namespace
+}  // namespace delta
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using delta::Endpoint;
+  using Release = py::call_guard<py::gil_scoped_release>;
+
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const delta::TransportError& error) {
+      try {
+        std::rethrow_exception(delta::to_exception(error.failure));
+      } catch (torch::PyTorchError& translated) {
+        PyErr_SetString(translated.python_type(), translated.what());
+      }
+    } catch (torch::PyTorchError& error) {
+      PyErr_SetString(error.python_type(), error.what());
+    }
+  });
+
+  m.def("set_errors", [](py::object interrupted, py::object peer_lost, py::object timeout, py::object refused) {
+    delta::set_python_errors(interrupted.ptr(), peer_lost.ptr(), timeout.ptr(), refused.ptr());
+  });
+  m.def("make_backend", &delta::make_backend, Release());
+
+  py::class_<Endpoint, std::shared_ptr<Endpoint>>(m, "Endpoint")
+      .def(py::init([](py::bytes secret, const std::string& job, const std::string& host, uint64_t incarnation,
+                       double timeout_s, double keepalive_s) {
+             std::string key = secret;
+             py::gil_scoped_release release;
+             return std::shared_ptr<Endpoint>(new Endpoint(key, job, host, incarnation, timeout_s, keepalive_s),
+                                              [](Endpoint* endpoint) {
+                                                // The last owner may hold Python's lock; the threads may want it.
+                                                if (PyGILState_Check()) {
+                                                  py::gil_scoped_release unlocked;
+                                                  delete endpoint;
+                                                } else {
+                                                  delete endpoint;
+                                                }
+                                              });
+           }),
+           py::kw_only(), py::arg("secret"), py::arg("job"), py::arg("host"), py::arg("incarnation"),
+           py::arg("timeout_s"), py::arg("keepalive_s"))
+      .def_property_readonly("port", &Endpoint::port)
+      .def_property(
+          "sandbox", [](const Endpoint& e) { return e.sandbox.load(); },
+          [](Endpoint& e, bool value) { e.sandbox.store(value); })
+      .def(
+          "configure",
+          [](Endpoint& e, int rank, uint32_t epoch, uint64_t term, const delta::AddressTable& peers) {
+            e.configure(rank, epoch, term, delta::table(peers));
+          },
+          Release())
+      .def(
+          "prepare",
+          [](Endpoint& e, uint32_t epoch, const delta::AddressTable& changes) { e.prepare(epoch, delta::table(changes)); },
+          Release())
+      .def("update", [](Endpoint& e, const delta::AddressTable& peers) { e.update(delta::table(peers)); }, Release())
+      .def("dial", &Endpoint::dial, Release())
+      .def("wait_staged", &Endpoint::wait_staged, Release())
+      .def("cancel", &Endpoint::cancel, Release())
+      .def("switch", &Endpoint::switch_to, Release())
+      .def("interrupt", &Endpoint::interrupt, Release())
+      .def("linked", &Endpoint::linked, Release())
+      .def("stats", &Endpoint::stats, Release())
+      .def("close", &Endpoint::close, Release());
+}
