@@ -10,7 +10,7 @@ command finds its controller); to believe one that is older than the allocation 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 JOB_ID = "SLURM_JOB_ID"
 JOB_NODES = "SLURM_JOB_NODELIST"
@@ -22,7 +22,9 @@ TASK_RANK = "SLURM_PROCID"
 
 _OLD_NAMES = {JOB_ID: "SLURM_JOBID", JOB_NODES: "SLURM_NODELIST", JOB_NODE_COUNT: "SLURM_NNODES"}
 
-SITE_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTER_NAME"})
+SITE_VARIABLES = frozenset(
+    {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME"}
+)
 """Where the cluster is, not what a job asked for: kept always (a command without them cannot reach
 slurmctld).
 """
@@ -51,7 +53,9 @@ _ALLOCATION_VARIABLES = frozenset(
         "SLURM_JOB_DEPENDENCY",
         "SLURM_ARRAY_JOB_ID",
         "SLURM_ARRAY_TASK_ID",
-        "SLURM_HET_SIZE",
+        "SLURM_ARRAY_TASK_COUNT",
+        "SLURM_HINT",
+        "SLURM_THREADS_PER_CORE",
         "SLURM_RESTART_COUNT",
         "SLURM_SUBMIT_DIR",
         "SLURM_SUBMIT_HOST",
@@ -68,6 +72,8 @@ _ALLOCATION_VARIABLES = frozenset(
 )
 
 _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SCONTROL_", "SQUEUE_", "SINFO_")
+
+_OUTER_JOB_PREFIXES = ("SUBMITIT_", "TM_SLURM_")
 
 
 def is_slurm_variable(name: str) -> bool:
@@ -89,11 +95,17 @@ def for_client(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
 def for_submission(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the surroundings for sbatch: nothing of a job that the submission happens to be made from.
 
-    What the user set for sbatch on purpose (SBATCH_PARTITION, SBATCH_ACCOUNT …) is kept.
+    What the user set for sbatch on purpose (SBATCH_PARTITION, SBATCH_ACCOUNT …) is kept, but for the
+    bindings, which Slurm itself leaves in a job. What submitit or tm_slurm set inside another job goes too.
     """
     source = os.environ if inherited is None else inherited
-    chosen = {name: value for name, value in source.items() if name.startswith("SBATCH_")}
-    return _without_slurm_options(source) | chosen
+    return {
+        name: value
+        for name, value in source.items()
+        if name in SITE_VARIABLES
+        or (name.startswith("SBATCH_") and "_BIND" not in name)
+        or not (is_slurm_variable(name) or name.startswith(_OUTER_JOB_PREFIXES))
+    }
 
 
 def for_step(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -109,17 +121,13 @@ def for_step(inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     return _without_slurm_options(source) | allocation
 
 
-def names_to_unset_for_step(inherited: Mapping[str, str] | None = None) -> list[str]:
-    """Return the names that a shell has to unset so that a following srun sees what `for_step` returns."""
-    source = os.environ if inherited is None else inherited
-    kept = for_step(source)
-    return sorted(name for name in source if name not in kept)
+def dropped(inherited: Mapping[str, str], kept: Mapping[str, str]) -> list[str]:
+    """Return the names of `inherited` that are not in `kept`: what a shell has to unset to get from one to
+    the other.
 
-
-def clear_step_options(environment: MutableMapping[str, str]) -> None:
-    """Drop, in place, what `for_step` would drop."""
-    for name in names_to_unset_for_step(environment):
-        del environment[name]
+    A name that no shell can set or unset is left out.
+    """
+    return sorted(name for name in inherited if name not in kept and name.isidentifier())
 
 
 def job_id(environment: Mapping[str, str] | None = None) -> int | None:

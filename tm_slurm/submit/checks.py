@@ -1,0 +1,106 @@
+"""What can be known to be wrong before anything is submitted.
+
+No import of the user's code, and none of torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tm_slurm.config import Config
+from tm_slurm.config.time_limit import parse_time_limit
+from tm_slurm.slurm import HostlistError, PartitionInfo, Slurm, expand
+from tm_slurm.submit.job_dir import shared_root
+
+
+class Unsubmittable(RuntimeError):
+    """The job could not run as it is configured: one line, what was expected and found and which key to
+    change.
+    """
+
+
+def check_program(config: Config) -> None:
+    """Raise Unsubmittable when the script or module to run cannot be found. Imports nothing."""
+    train = config.train
+    if train.script is not None and not Path(train.script).is_file():
+        raise Unsubmittable(f"train.script: no such file: {train.script}")
+    same_python = config.job.python is None or Path(config.job.python) == Path(sys.executable)
+    if train.module is not None and same_python and not _module_exists(train.module):
+        raise Unsubmittable(
+            f"train.module: no module {train.module} in {os.getcwd()} or what {sys.executable} has installed"
+        )
+
+
+def check_directory(config: Config) -> None:
+    """Raise Unsubmittable when no job directory can be made where the resolved `config` wants it."""
+    root = shared_root(config)
+    existing = root
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise Unsubmittable(f"job.directory: {existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise Unsubmittable(
+            f"job.directory: {existing} cannot be written; choose a place of yours that nodes share"
+        )
+
+
+def check_partition(config: Config, slurm: Slurm) -> None:
+    """Raise Unsubmittable when the partition does not exist or cannot hold the job.
+
+    Raises SlurmUnavailable and SlurmRefused like every question.
+    """
+    partition = _partition(config, slurm.partitions())
+    job = config.job
+    try:
+        excluded = set(expand(job.exclude or ""))
+    except HostlistError as error:
+        raise Unsubmittable(f"job.exclude: {error}") from error
+    usable = [node for node in partition.nodes if node not in excluded]
+    limit = min(len(usable), partition.max_nodes or len(usable))
+    if job.all_nodes > limit:
+        raise Unsubmittable(
+            f"job.nodes {job.nodes} and job.standbys {job.standbys} need {job.all_nodes} nodes, "
+            f"partition {partition.name} has {limit} for a job"
+        )
+    asked = parse_time_limit(job.time_limit)
+    if asked is not None and partition.max_time_s is not None and asked > partition.max_time_s:
+        raise Unsubmittable(
+            f"job.time_limit: {asked / 60:g} minutes, partition {partition.name} allows "
+            f"{partition.max_time_s / 60:g}"
+        )
+
+
+def _partition(config: Config, partitions: dict[str, PartitionInfo]) -> PartitionInfo:
+    name = config.job.partition
+    if name is None:
+        for partition in partitions.values():
+            if partition.is_default:
+                return partition
+        raise Unsubmittable(
+            f"job.partition: the cluster has no default; choose one of {', '.join(partitions)}"
+        )
+    if name not in partitions:
+        close = difflib.get_close_matches(name, list(partitions), n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(partitions) or 'none'}"
+        raise Unsubmittable(f"job.partition: no partition {name!r}{hint}")
+    return partitions[name]
+
+
+def _module_exists(name: str) -> bool:
+    """Look a module up as `python -m` does from here, package by package, without importing any."""
+    search: Sequence[str] | None = [os.getcwd(), *sys.path]
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: depth + 1]), search)
+        if spec is None:
+            return depth == 0 and len(parts) == 1 and name in sys.builtin_module_names
+        search = spec.submodule_search_locations
+        if search is None and depth < len(parts) - 1:
+            return False
+    return True

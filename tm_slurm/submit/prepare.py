@@ -1,0 +1,127 @@
+"""What a batch script does first: `eval "$(python -m tm_slurm.submit.prepare CONFIG)"`.
+
+Makes the job directory and prints shell lines: where it is, how srun is to be called, and what has to be
+unset before (see tm_slurm.slurm.environment). With --submitted the directory and the configuration come
+from the submitting command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from tm_slurm.config import Config, ConfigError, load, parse_override
+from tm_slurm.slurm import environment
+from tm_slurm.submit.job_dir import JobDirError, prepare_job_dir, resolve, set_verdict_aside
+from tm_slurm.submit.resources import cpus_per_node, step_options
+
+
+class AllocationError(RuntimeError):
+    """The allocation does not fit the configuration; one line that says what to ask sbatch for."""
+
+
+def fit_to_allocation(config: Config, inherited: Mapping[str, str]) -> Config:
+    """Return `config` with as many standbys as the allocation leaves beyond the active nodes.
+
+    `--nodes` on sbatch's command line thus decides how many standbys there are. Raises AllocationError when
+    the active nodes do not fit, or a node has too few CPUs.
+    """
+    count = environment.read(environment.JOB_NODE_COUNT, inherited)
+    if count is None or not count.isdigit():
+        raise AllocationError(
+            "not in a Slurm job: this runs in a batch script (sbatch sbatch_templates/train.sbatch)"
+        )
+    standbys = int(count) - config.job.nodes
+    if standbys < 0:
+        raise AllocationError(
+            f"the job has {count} nodes, the configuration needs job.nodes {config.job.nodes}: "
+            f"use sbatch --nodes={config.job.all_nodes}"
+        )
+    cpus = inherited.get("SLURM_CPUS_ON_NODE", "")
+    if cpus.isdigit() and int(cpus) < cpus_per_node(config):
+        raise AllocationError(
+            f"the job has {cpus} CPUs a node, the configuration needs {cpus_per_node(config)} "
+            f"(ranks_per_node times cpus_per_rank): use sbatch --cpus-per-task={cpus_per_node(config)}"
+        )
+    return replace(config, job=replace(config.job, standbys=standbys))
+
+
+def shell_lines(config: Config, job_dir: Path, inherited: Mapping[str, str]) -> list[str]:
+    """Return what the batch script has to evaluate before srun."""
+    unset = environment.dropped(inherited, environment.for_step(inherited))
+    return [
+        *config.job.setup,
+        *_unset_line(unset),
+        f"job_dir={shlex.quote(str(job_dir))}",
+        f"python={shlex.quote(config.job.python or sys.executable)}",
+        f"step_options=({' '.join(shlex.quote(option) for option in step_options(config))})",
+    ]
+
+
+def start_from_config(path: Path, overrides: Mapping[str, object], inherited: Mapping[str, str]) -> list[str]:
+    """Prepare the job that this batch script is, from its configuration; return the shell lines."""
+    job_id = environment.job_id(inherited)
+    written = resolve(load(path, overrides), base=Path.cwd(), python=sys.executable)
+    config = fit_to_allocation(written, inherited)
+    if job_id is None:
+        raise AllocationError("not in a Slurm job: SLURM_JOB_ID is not set")
+    if config.job.standbys != written.job.standbys:
+        print(
+            f"tm_slurm: {config.job.standbys} standbys instead of {written.job.standbys}: the job has "
+            f"{config.job.all_nodes} nodes, {config.job.nodes} are active",
+            file=sys.stderr,
+        )
+    job_dir = prepare_job_dir(config, job_id)
+    set_verdict_aside(job_dir)
+    print(f"tm_slurm: job directory {job_dir}", file=sys.stderr)
+    return shell_lines(config, job_dir, inherited)
+
+
+def start_submitted(pattern: str, inherited: Mapping[str, str]) -> list[str]:
+    """Prepare the run of a job that `tm-slurm submit` has submitted; return the shell lines.
+
+    `pattern` is its directory with %j for the id. The agents make it, if the submitting command has not yet.
+    """
+    job_id = environment.job_id(inherited)
+    if job_id is None:
+        raise AllocationError("not in a Slurm job: SLURM_JOB_ID is not set")
+    job_dir = Path(pattern.replace("%j", str(job_id)))
+    if job_dir.is_dir():
+        set_verdict_aside(job_dir)
+    unset = environment.dropped(inherited, environment.for_step(inherited))
+    return [*_unset_line(unset), f"job_dir={shlex.quote(str(job_dir))}"]
+
+
+def _unset_line(names: list[str]) -> list[str]:
+    return [f"unset {' '.join(names)}"] if names else []
+
+
+def main(arguments: list[str]) -> int:
+    """Run as a program; see the module's text. Exit code 2 and one line for whatever the user can mend."""
+    parser = argparse.ArgumentParser(prog="python -m tm_slurm.submit.prepare", description=__doc__)
+    parser.add_argument("config", nargs="?", type=Path, help="the job's configuration")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="holds over the configuration")
+    parser.add_argument("--submitted", metavar="DIRECTORY", help="the job directory, %%j for the job's id")
+    given = parser.parse_args(arguments)
+    try:
+        if given.submitted is not None:
+            lines = start_submitted(given.submitted, os.environ)
+        elif given.config is not None:
+            overrides = dict(parse_override(text) for text in given.overrides)
+            lines = start_from_config(given.config, overrides, os.environ)
+        else:
+            raise ConfigError("no configuration given: sbatch sbatch_templates/train.sbatch CONFIG")
+    except (ConfigError, AllocationError, JobDirError) as error:
+        print(f"tm_slurm: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

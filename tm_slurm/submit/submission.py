@@ -1,0 +1,205 @@
+"""Submission through submitit: the same step and the same end as the template, and a job that can be
+requeued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from tm_slurm.config import Config, dump, loads, minutes_of
+from tm_slurm.slurm import environment
+from tm_slurm.submit.job_dir import job_directory, prepare_job_dir, shared_root
+from tm_slurm.submit.resources import cpus_per_node, gpus_per_node, memory_of, step_options
+
+SUBMIT_TIMEOUT_S = 60
+_TIMED_OUT = 124
+"""timeout(1)'s exit code."""
+_WITHOUT_LIMIT_MINUTES = 60 * 24 * 365
+_UNCLAIMED = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
+_UNCLAIMED_AGE_S = 3600.0
+
+
+class SubmissionFailed(RuntimeError):
+    """sbatch did not take the job; one line with its own words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """A job that Slurm has taken."""
+
+    job_id: int
+    job_dir: Path
+    log: Path
+
+
+class AgentTask:
+    """What submitit runs on each node: the agent.
+
+    Checkpointable, so that the job can go back into the queue.
+    """
+
+    def __init__(self, config_text: str) -> None:
+        """`config_text` is a resolved configuration; it is all that the task needs to know."""
+        self.config_text = config_text
+
+    def __call__(self) -> int:
+        """Make the job directory if nobody has yet, run the agent to its end, return 0 or exit with its
+        code.
+        """
+        from tm_slurm.agent.main import run
+
+        config = loads(self.config_text, name="the submitted configuration")
+        job_id = environment.job_id()
+        if job_id is None:
+            sys.exit("tm_slurm: not in a Slurm job: SLURM_JOB_ID is not set")
+        code = run(prepare_job_dir(config, job_id))
+        if code:
+            sys.exit(code)
+        return code
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        """Return what a requeued job runs: the same. The training state is in the job directory, not here."""
+        return submitit.helpers.DelayedSubmission(self)
+
+
+class AgentExecutor(submitit.SlurmExecutor):
+    """submitit's Slurm executor, with the environment and the time limit that were asked for, and a bounded
+    wait.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """`config` is a resolved configuration."""
+        self.config = config
+        python = shlex.quote(config.job.python or sys.executable)
+        super().__init__(submission_folder(config), max_num_timeout=config.job.max_requeues, python=python)
+        self.update_parameters(**_parameters(config, python))
+
+    @classmethod
+    def name(cls) -> str:
+        return "slurm"
+
+    @classmethod
+    def affinity(cls) -> int:
+        # Without Slurm at hand a script can still be shown; submitting it fails with sbatch's own error.
+        return 2
+
+    def script(self) -> str:
+        """Return the batch script that would be submitted."""
+        return self._make_submission_file_text(self._submitit_command_str, "")
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        text = super()._make_submission_file_text(command, uid)
+        if self.config.job.time_limit is None:
+            text = text.replace(f"#SBATCH --time={_WITHOUT_LIMIT_MINUTES}\n", "")
+        return text
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        kept = environment.for_submission()
+        drop = [word for name in environment.dropped(os.environ, kept) for word in ("-u", name)]
+        return ["timeout", str(SUBMIT_TIMEOUT_S), "env", *drop, "sbatch", str(submission_file_path)]
+
+
+def submission_folder(config: Config) -> Path:
+    """Return where submitit keeps its files: a folder that is there before the job, private to the user."""
+    return shared_root(config) / f".submitit-{getpass.getuser()}"
+
+
+def script_text(config: Config) -> str:
+    """Return the batch script that `submit` would submit for the resolved `config`; nothing is written."""
+    return AgentExecutor(config).script()
+
+
+def submit(config: Config) -> Submitted:
+    """Submit the resolved `config` and make its job directory. Waits for sbatch, at most SUBMIT_TIMEOUT_S.
+
+    Raises SubmissionFailed, or JobDirError when the directory cannot be made.
+    """
+    folder = submission_folder(config)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sweep(folder)
+        # submitit prints sbatch's words before it raises them.
+        with contextlib.redirect_stderr(io.StringIO()):
+            job = AgentExecutor(config).submit(AgentTask(dump(config)))
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise SubmissionFailed(_sbatch_words(error)) from error
+    except OSError as error:
+        raise SubmissionFailed(f"{folder}: {error.strerror}") from error
+    job_id = int(job.job_id)
+    job_dir = prepare_job_dir(config, job_id)
+    log = Path(str(job.paths.stdout))
+    link = job_dir / "logs" / "job.log"
+    if not link.is_symlink():
+        link.symlink_to(log)
+    return Submitted(job_id=job_id, job_dir=job_directory(config, job_id), log=log)
+
+
+def _parameters(config: Config, python: str) -> dict[str, Any]:
+    job = config.job
+    directory = shlex.quote(job.directory)
+    minutes = minutes_of(job.time_limit)
+    further: dict[str, Any] = {"no-kill": True, "requeue": True}
+    if job.time_limit is not None and minutes is None:
+        further["time"] = "UNLIMITED"
+    if job.reservation is not None:
+        further["reservation"] = job.reservation
+    further.update((name, value) for name, value in job.sbatch.items() if value is not False)
+    return {
+        "job_name": job.name,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
+        "exclude": job.exclude,
+        "time": minutes or _WITHOUT_LIMIT_MINUTES,
+        "mem": memory_of(config),
+        "nodes": job.all_nodes,
+        "ntasks_per_node": 1,
+        "cpus_per_task": cpus_per_node(config),
+        "gpus_per_node": gpus_per_node(config) or None,
+        "signal_delay_s": job.signal_delay_s,
+        "stderr_to_stdout": True,
+        "wckey": None,
+        "additional_parameters": further,
+        "setup": [
+            *job.setup,
+            f"tm_slurm_start=$({python} -m tm_slurm.submit.prepare --submitted {directory}) || exit $?",
+            'eval "$tm_slurm_start"',
+        ],
+        "srun_args": step_options(config),
+        "teardown": [f'{python} -m tm_slurm.submit.verdict "$job_dir"'],
+    }
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what submissions that failed long ago left: files that submitit renames within seconds
+    otherwise.
+    """
+    for path in folder.iterdir():
+        if not path.is_symlink() and _UNCLAIMED.fullmatch(path.name):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _UNCLAIMED_AGE_S:
+                    path.unlink()
+
+
+def _sbatch_words(error: Exception) -> str:
+    """Return in one line why the submission failed, in sbatch's words where there are any."""
+    cause = error.__cause__
+    if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == _TIMED_OUT:
+        return f"sbatch: no answer within {SUBMIT_TIMEOUT_S} s"
+    words = " ".join(str(error).split())
+    return words if words.startswith("sbatch") else f"sbatch failed: {words or cause}"
