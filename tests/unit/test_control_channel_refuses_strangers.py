@@ -26,7 +26,7 @@ from tm_slurm.control import (
     read_secret,
 )
 from tm_slurm.control.frames import LENGTH_BYTES, MAX_HELLO_BYTES, FrameError, decode, encode, length_of
-from tm_slurm.control.handshake import Acceptor, Dialler, create_secret
+from tm_slurm.control.handshake import Acceptor, Dialler
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 
@@ -192,23 +192,9 @@ def test_the_blocking_side_speaks_the_same_handshake() -> None:
 
 
 def test_a_secret_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    create_secret(tmp_path / "secret")
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "secret").chmod(0o600)
     assert len(read_secret(tmp_path)) == 32
     (tmp_path / "secret").chmod(0o640)
     with pytest.raises(ValueError, match="chmod 600"):
         read_secret(tmp_path)
-
-
-def test_racing_agents_agree_on_one_secret(tmp_path: Path) -> None:
-    secrets: list[bytes] = []
-
-    def race() -> None:
-        create_secret(tmp_path / "secret")
-        secrets.append(read_secret(tmp_path))
-
-    threads = [threading.Thread(target=race) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10.0)
-    assert len(set(secrets)) == 1 and [path.name for path in tmp_path.iterdir()] == ["secret"]

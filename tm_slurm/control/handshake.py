@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
 import socket
 from pathlib import Path
@@ -125,20 +124,3 @@ def accept_socket(sock: socket.socket, secret: bytes, *, timeout_s: float) -> Me
     except BaseException:
         sock.close()
         raise
-
-
-def create_secret(path: Path) -> None:
-    """Write a new secret, mode 0600; when several do so at once, the first one's stays."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(descriptor, secrets.token_bytes(SECRET_BYTES))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
