@@ -6,7 +6,8 @@ table, which can be powered off, unplugged or frozen; `plain` runs several slurm
 
 from __future__ import annotations
 
-from tm_slurm.localcluster.cluster import ClusterStatus, LocalCluster, NodeStatus
+from tm_slurm.localcluster.cluster import LocalCluster
 from tm_slurm.localcluster.errors import LocalClusterError
+from tm_slurm.localcluster.status import ClusterStatus, NodeStatus
 
 __all__ = ["ClusterStatus", "LocalCluster", "LocalClusterError", "NodeStatus"]

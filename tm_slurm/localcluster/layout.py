@@ -145,10 +145,10 @@ class Layout:
 
     def last_error(self, daemon: str) -> str:
         """The last line of a daemon's log that speaks of an error, else its last line."""
-        try:
-            lines = self.log(daemon).read_text(errors="replace").splitlines()
-        except OSError:
-            lines = []
+        lines: list[str] = []
+        for log in (self.log(daemon), self.log(f"{daemon}.out")):
+            if log.exists():
+                lines += log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if re.search(r"error|fatal", line, re.IGNORECASE)]
         chosen = (errors or lines or ["(its log is empty)"])[-1]
         return re.sub(r"^\[\S+\] ", "", chosen).strip()

@@ -15,7 +15,7 @@ from tm_slurm.localcluster.launch import detach
 from tm_slurm.localcluster.layout import Layout
 from tm_slurm.localcluster.namespaces import NamespaceHosts, members_of_namespaces
 from tm_slurm.localcluster.network import free_subnet, picking_a_subnet, remove_machine_link
-from tm_slurm.localcluster.plain import PlainHosts, marked, pick_ports, strays
+from tm_slurm.localcluster.plain import PlainHosts, marked, pick_ports, require_port, strays
 from tm_slurm.localcluster.processes import ProcessId, boot_id
 from tm_slurm.localcluster.record import Record, Request
 from tm_slurm.localcluster.requirements import program, slurm_version
@@ -110,6 +110,7 @@ def start_daemons(layout: Layout, record: Record, hosts: Hosts) -> list[str]:
         record.processes["munged"] = detach(command, layout=layout, log=layout.log("munged"), prefix=prefix)
         started.append("munged")
     if record.process("slurmctld") is None:
+        require_port(record, CONTROLLER)
         command = [program("slurmctld"), "-D"]
         log = layout.log("slurmctld.out")
         record.processes["slurmctld"] = detach(command, layout=layout, log=log, prefix=prefix)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 _SUFFIXES = {"*": "NOT_RESPONDING"}
-BROKEN = frozenset({"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "INVAL", "INVALID_REG", "ERROR", "FAIL"})
+BROKEN = frozenset({"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "INVAL", "INVALID_REG", "ERROR"})
 """Flags of a node that cannot run a job until something is done about it."""
-AWAY = BROKEN | {"DRAIN"}
+AWAY = BROKEN | {"DRAIN", "FAIL"}
 """Flags of a node that takes no new job."""
 
 

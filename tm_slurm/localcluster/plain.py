@@ -39,6 +39,7 @@ class PlainHosts:
     def start_slurmd(self, node: str) -> None:
         """Starts a node's slurmd; fine if it runs."""
         if not self.slurmd(node):
+            require_port(self.record, node)
             command = [program("slurmd"), "-D", "-N", node]
             self.record.processes[node] = detach(
                 command, layout=self.layout, log=self.layout.log(f"slurmd.{node}.out")
@@ -110,9 +111,27 @@ def pick_ports(names: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def port_is_free(port: int) -> bool:
-    """Whether a daemon could listen on a port of any address of this machine now."""
+def require_port(record: Record, name: str) -> None:
+    """Checks that the port of a daemon that is to start is still free; fine if it has none of its own.
+
+    Raises:
+        LocalClusterError: another program took it.
+    """
+    port = record.ports.get(name)
+    if port is not None and not port_is_free(port, strictly=False):
+        raise LocalClusterError(
+            f"port {port} of {name} was taken by another program: `tm-slurm cluster down`, then `up`"
+        )
+
+
+def port_is_free(port: int, *, strictly: bool = True) -> bool:
+    """Whether a daemon could listen on a port of any address of this machine now.
+
+    Strictly: not even a closed connection lingers on it.
+    """
     with socket.socket() as probe:
+        if not strictly:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", port))
         except OSError:

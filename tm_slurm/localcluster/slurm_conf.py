@@ -83,6 +83,8 @@ def slurm_text(layout: Layout, record: Record, plugins: str | None) -> str:
         "ReturnToService=2",
         "SlurmctldTimeout=10",
         f"SlurmdTimeout={request.slurmd_timeout_s}",
+        # A silent node is DOWN after SlurmdTimeout and one or two pings, each of which waits this long.
+        f"MessageTimeout={max(2, request.slurmd_timeout_s // 2)}",
         "InactiveLimit=0",
         "KillWait=5",
         "MailProg=/bin/true",
