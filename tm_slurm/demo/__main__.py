@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -81,16 +83,17 @@ def _move_result(
     }
 
 
-def demo(config: Path, steps: int, directory: Path | None, console: Console) -> dict[str, Any]:
-    """Run it; the content of demo.json. DemoFailed or LocalClusterError when it cannot be run to its end."""
+def demo(config: Path, steps: int, jobs: Path, console: Console) -> dict[str, Any]:
+    """Run it, with job directories in `jobs`; the content of demo.json.
+
+    DemoFailed or LocalClusterError when it cannot be run to its end."""
     from tm_slurm.state.rate import raw_rate
 
-    name = "demo"
-    cluster = LocalCluster(nodes=ACTIVE_NODES + STANDBYS, name=name, directory=directory)
+    cluster = LocalCluster(nodes=ACTIVE_NODES + STANDBYS, name="demo")
     with cluster:
         console.print(f"Slurm cluster of {ACTIVE_NODES + STANDBYS} nodes is up ({cluster.mode})")
         settings: dict[str, Any] = {"train.steps": steps, "job.nodes": ACTIVE_NODES, "job.standbys": STANDBYS}
-        settings["job.directory"] = str(cluster.directory / "jobs" / "%j")
+        settings["job.directory"] = str(jobs / "%j")
         undisturbed = DemoJob(cluster, config, settings)
         verdict = undisturbed.follow(Show(console, "undisturbed").entry, timeout_s=RUN_LIMIT_S)
         if verdict["state"] != "completed":
@@ -99,6 +102,9 @@ def demo(config: Path, steps: int, directory: Path | None, console: Console) -> 
         show = Show(console, "drained    ")
         drainer = Drainer(cluster, migrated, show, [steps * 2 // 5, steps * 7 // 10])
         verdict = migrated.follow(drainer.entry, timeout_s=RUN_LIMIT_S)
+        words = migrated.last_words()
+        if words is not None:
+            show.line(words)
         rate = statistics.median(raw_rate(RATE_BYTES) for _ in range(5))
         moves = [_move_result(migrated, cluster, node, at, rate) for node, at in drainer.drained.items()]
         losses = [step["loss"] for step in migrated.files.steps() if step["loss"] is not None]
@@ -120,14 +126,15 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=Path("configs/char_gpt.yaml"))
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--json", type=Path, help="also write the outcome here")
-    parser.add_argument("--directory", type=Path, help="where the cluster keeps its files (default: its own)")
     given = parser.parse_args()
     console = Console(soft_wrap=True)
+    jobs = Path(tempfile.mkdtemp(prefix="tm-slurm-demo-"))
     try:
-        result = demo(given.config, given.steps, given.directory, console)
+        result = demo(given.config, given.steps, jobs, console)
     except (DemoFailed, LocalClusterError) as error:
         print(f"demo failed: {error}", file=sys.stderr)
-        return 1
+        return 1  # the job directories stay, to be looked at
+    shutil.rmtree(jobs)
     console.print(closing_table(result))
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,9 @@ class DemoJob:
         self._cluster = cluster
         words = [f"--set={key}={value}" for key, value in settings.items()]
         submitted = cluster.run(
-            ["tm-slurm", "submit", str(config), "--json", *words], timeout_s=60.0, check=True
+            [sys.executable, "-m", "tm_slurm", "submit", str(config), "--json", *words],
+            timeout_s=60.0,
+            check=True,
         )
         answer = json.loads(submitted.stdout)
         self.job_id = int(answer["job_id"])
@@ -67,3 +70,11 @@ class DemoJob:
         if not trained:
             raise DemoFailed(f"job {self.job_id} did not finish training: see {self.files.job_dir}")
         return [str(digest) for digest in trained[-1]["digests"]]
+
+    def last_words(self) -> str | None:
+        """What rank 0 of char_gpt says when it has trained, from its log."""
+        for path in sorted((self.files.job_dir / "logs").glob("*.log")):
+            for line in path.read_text(errors="replace").splitlines():
+                if line.startswith("char_gpt: trained"):
+                    return line
+        return None

@@ -1,0 +1,71 @@
+"""Clusters of real Slurm daemons for the tests: one for the session, put back in order after each test."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from undisturbed_runs import undisturbed  # noqa: F401  (a fixture for every test here)
+
+from tm_slurm.localcluster import LocalCluster
+from tm_slurm.localcluster.layout import default_root
+from tm_slurm.localcluster.processes import ProcessId
+
+
+def own_name(kind: str) -> str:
+    """A cluster name that says which test process it belongs to, so that others can tell when it was left behind."""
+    identity = ProcessId.of(os.getpid())
+    assert identity is not None
+    return f"test-{identity.pid}-{identity.start}-{kind}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_clusters_of_dead_tests() -> None:
+    """Takes down what test processes that were killed have left behind; those still running are left alone."""
+    root = default_root()
+    for path in root.glob("test-*") if root.is_dir() else ():
+        match = re.fullmatch(r"test-(\d+)-(\d+)-\w+", path.name)
+        if match and not ProcessId(int(match[1]), int(match[2])).alive():
+            LocalCluster(name=path.name).down()
+
+
+@pytest.fixture(scope="session")
+def session_cluster() -> Iterator[LocalCluster]:
+    """Six nodes, each a host of its own (root). A machine that cannot is an error, not a reason to skip."""
+    with LocalCluster(nodes=6, mode="namespaces", name=own_name("hosts")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(session_cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """The session's cluster; afterwards jobs are cancelled and nodes restored and resumed, until all are idle."""
+    session_cluster.up()
+    yield session_cluster
+    session_cluster.reset()
+
+
+@pytest.fixture(scope="module")
+def module_plain_cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=6, mode="plain", name=own_name("plain")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def plain_cluster(module_plain_cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """Six slurmd on loopback, one cluster for each module of tests, put back in order after each test."""
+    module_plain_cluster.up()
+    yield module_plain_cluster
+    module_plain_cluster.reset()
+
+
+@pytest.fixture
+def shared_dir(tmp_path: Path) -> Path:
+    """A directory of the test that every node and every user reaches."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder.name.startswith(("pytest-", tmp_path.name)):
+            folder.chmod(0o755)
+    tmp_path.chmod(0o777)
+    return tmp_path
