@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -24,10 +25,11 @@ class _Options(Protocol):
 
 class _Current:
     endpoint: Endpoint | None = None
+    groups: Counter[tuple[int, ...]] = Counter()  # made since the default group, by their ranks
 
 
 def group_identity(name: str, ranks: Sequence[int]) -> int:
-    """Name a group in frames: 63 bits of torch's name and the global ranks, the same on every rank."""
+    """Name a group in frames: 63 bits of a name and the global ranks, the same on every rank."""
     text = f"{name}|{','.join(str(rank) for rank in ranks)}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -38,14 +40,17 @@ def _create(options: _Options, _: object) -> Any:
         raise RuntimeError(
             f'backend "{BACKEND_NAME}": call tm_slurm.comm.register(endpoint) before making a group'
         )
-    ranks = list(options.global_ranks_in_group) or list(
-        range(options.group_size)
-    )  # empty for the default group
+    ranks = list(options.global_ranks_in_group)
+    if not ranks:  # the default group
+        ranks = list(range(options.group_size))
+        _Current.groups.clear()
+    # Not torch's name, which counts all groups: ranks may make groups of different ranks in different orders.
+    ordinal = _Current.groups[tuple(ranks)]
+    _Current.groups[tuple(ranks)] += 1
+    identity = group_identity(str(ordinal), ranks)
     timeout_s = options.timeout.total_seconds() if options.timeout else endpoint.timeout_s
     name = str(options.group_id)
-    return _tm.make_backend(
-        endpoint._native, name, group_identity(name, ranks), options.group_rank, ranks, timeout_s
-    )
+    return _tm.make_backend(endpoint._native, name, identity, options.group_rank, ranks, timeout_s)
 
 
 def register(endpoint: Endpoint) -> None:

@@ -138,6 +138,7 @@ void Endpoint::close() {
   greetings_.clear();
   retired_.clear();
   listener_.reset();
+  waker_.reset();
   ::close(epoll_);
   epoll_ = -1;
 }
@@ -159,7 +160,7 @@ Endpoint::Session::~Session() {
 }
 
 void Endpoint::kick() {
-  if (wake_at_ == TimePoint{}) return;  // it is awake
+  if (wake_at_ == TimePoint{} || !waker_) return;  // it is awake, or gone
   wake_at_ = TimePoint{};
   uint64_t one = 1;
   (void)!::write(waker_->fd, &one, sizeof one);

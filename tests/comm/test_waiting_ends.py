@@ -1,0 +1,165 @@
+"""Nothing waits for ever: interrupts, timeouts, frozen, silent, dead and disagreeing peers, used-up descriptors."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from gang import Member, gang
+from one_process import all_reduce, backend, world
+
+from tm_slurm import comm
+
+
+def interrupted_in_a_large_collective(me: Member) -> list[float]:
+    me.join_world()
+    big = torch.ones(16 << 20)
+    dist.all_reduce(big)  # warm
+    dist.barrier()
+    if me.rank == 2:
+        me.tell("freeze me")
+        threading.Event().wait(0.3)  # it is stopped in here, and goes on in an epoch that is over
+        threading.Timer(0.7, me.endpoint.interrupt, kwargs={"epoch": 0}).start()
+    work = dist.all_reduce(big, async_op=True)
+    if me.rank != 2:
+        me.tell("in flight")
+        me.hear()
+        delays = []
+        start = time.perf_counter()
+        me.endpoint.interrupt(epoch=0)
+        with pytest.raises(comm.GroupInterrupted):
+            work.wait()
+        delays.append(time.perf_counter() - start)
+    else:
+        with pytest.raises((comm.GroupInterrupted, comm.PeerLost)):
+            work.wait()
+        delays = [0.0]
+    me.hear()
+    me.endpoint.switch(epoch=1)
+    tensor = torch.full((1 << 20,), float(me.rank + 1))
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((1 << 20,), 6.0))
+    return delays
+
+
+def test_an_interrupt_takes_milliseconds_although_a_peer_is_frozen() -> None:
+    with gang() as members:
+        world_ = members.world(interrupted_in_a_large_collective, 3, keepalive_s=0.0)
+        assert world_[2].hear() == "freeze me"
+        world_[2].freeze()
+        for member in world_[:2]:
+            assert member.hear() == "in flight"
+        time.sleep(0.2)  # until buffers are full and everybody is stuck in the middle of a frame
+        for member in world_[:2]:
+            member.tell("interrupt")
+            member.tell("switch")
+        time.sleep(0.2)  # they are in the next epoch's collective when the frozen one thaws in the old one
+        os.kill(world_[2].process.pid, signal.SIGCONT)
+        world_[2].tell("switch")
+        delays = [max(member.result()) for member in world_[:2]]
+    assert max(delays) < 0.05
+
+
+def hears_silence(me: Member) -> float:
+    me.join_world()
+    dist.barrier()
+    if me.rank == 1:
+        me.tell("freeze me")
+        threading.Event().wait(30)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    start = time.perf_counter()
+    with pytest.raises(comm.PeerLost, match="silent for more than 400 ms") as lost:
+        work.wait()
+    assert lost.value.rank == 1
+    return time.perf_counter() - start
+
+
+def test_a_silent_peer_is_lost_after_the_keepalive() -> None:
+    with gang() as members:
+        world_ = members.world(hears_silence, 2, keepalive_s=0.4)
+        assert world_[1].hear() == "freeze me"
+        world_[1].freeze()
+        assert 0.1 < world_[0].result() < 2.0
+        world_[1].kill()
+
+
+def dies(me: Member) -> float:
+    me.join_world()
+    dist.barrier()
+    if me.rank == 1:
+        os._exit(1)
+    start = time.perf_counter()
+    with pytest.raises(comm.PeerLost):
+        dist.all_reduce(torch.ones(10))
+    return time.perf_counter() - start
+
+
+def test_a_dead_peer_is_noticed_at_once() -> None:
+    with gang() as members:
+        world_ = members.world(dies, 2)
+        assert world_[0].result() < 1.0
+
+
+def test_an_idle_link_stays() -> None:
+    with world(2, keepalive_s=0.2) as w:
+        all_reduce(w.backends, 10)
+        time.sleep(0.8)
+        assert [of.stats()["links_lost"] for of in w.endpoints] == [0, 0]
+        all_reduce(w.backends, 10)
+
+
+def test_a_timeout_says_who_is_missing() -> None:
+    with world(3) as w:
+        all_reduce(w.backends, 10)
+        groups = w.group([0, 1, 2], "impatient", timeout_s=0.2)
+        with pytest.raises(comm.CollectiveTimeout, match=r"all_reduce in group impatient.*epoch 0.*rank 1"):
+            groups[0].allreduce([torch.ones(5)]).wait()
+        all_reduce(w.backends, 10)  # other groups do not mind
+
+
+def test_a_timeout_tells_of_a_link_that_cannot_be_opened() -> None:
+    with world(2) as w:
+        w.endpoints[0].close()
+        group = backend(w.endpoints[1], 1, [0, 1], "g", timeout_s=0.3)
+        with pytest.raises(comm.CollectiveTimeout, match=r"no link: Connection refused"):
+            group.allreduce([torch.ones(5)]).wait()
+
+
+def test_set_timeout_and_the_option_of_one_call() -> None:
+    with world(2) as w:
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(milliseconds=100)
+        with pytest.raises(comm.CollectiveTimeout):
+            w.backends[0].allreduce([torch.ones(5)], options).wait()
+
+
+def test_ranks_that_disagree_on_a_size_are_told_so() -> None:
+    with world(2) as w:
+        works = [w.backends[0].allreduce([torch.ones(5)]), w.backends[1].allreduce([torch.ones(6)])]
+        for work in works:
+            with pytest.raises(RuntimeError, match=r"sent \d+ bytes where \d+ were expected"):
+                work.wait()
+
+
+def test_no_descriptor_left_is_a_clear_error() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with world(6) as w:
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 3, hard))
+        try:
+            works = [of.allreduce([torch.ones(50_000)]) for of in w.group(w.ranks, "hungry", timeout_s=1.0)]
+            failures = []
+            for work in works:
+                with pytest.raises(RuntimeError) as failure:
+                    work.wait()
+                failures.append(str(failure.value))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert any("no file descriptor left" in text and f"limit {used + 3}" in text for text in failures)
