@@ -16,7 +16,7 @@ from tm_slurm.localcluster.processes import ProcessId
 
 
 def own_name(kind: str) -> str:
-    """A cluster name that says which test process it belongs to, so that others can tell when it was left behind."""
+    """A cluster name that says which test process it belongs to: a later one can clean up after it."""
     identity = ProcessId.of(os.getpid())
     assert identity is not None
     return f"test-{identity.pid}-{identity.start}-{kind}"
@@ -24,7 +24,7 @@ def own_name(kind: str) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_clusters_of_dead_tests() -> None:
-    """Takes down what test processes that were killed have left behind; those still running are left alone."""
+    """Takes down what killed test processes have left behind; those of running ones are left alone."""
     root = default_root()
     for path in root.glob("test-*") if root.is_dir() else ():
         match = re.fullmatch(r"test-(\d+)-(\d+)-\w+", path.name)
@@ -41,7 +41,7 @@ def session_cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def cluster(session_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """The session's cluster; afterwards jobs are cancelled and nodes restored and resumed, until all are idle."""
+    """The session's cluster; afterwards jobs are cancelled and nodes restored, until all are idle."""
     session_cluster.up()
     yield session_cluster
     session_cluster.reset()

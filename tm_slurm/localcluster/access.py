@@ -213,10 +213,11 @@ class ClusterAccess:
 
 def _kill_session(process: subprocess.Popen[str]) -> None:
     """Ends a command and its children, and closes its pipes."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=1.0)  # something that left the session may hold the pipes open
+    for signum in (signal.SIGTERM, signal.SIGKILL):  # an srun that is asked to end takes its step along
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signum)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=1.0)  # something that left the session may hold the pipes open
 
 
 def _account(user: str) -> pwd.struct_passwd:
