@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from dataclasses import replace
@@ -19,6 +20,8 @@ from tm_slurm.config import Config, dump
 
 SECRET_BYTES = 32
 _JOB_ID = "%j"
+_SUBMISSION = "submission"
+_ATTEMPTS = 5
 
 
 class JobDirError(RuntimeError):
@@ -54,22 +57,32 @@ def shared_root(config: Config) -> Path:
     return path
 
 
-def prepare_job_dir(config: Config, job_id: int) -> Path:
+def new_submission() -> str:
+    """Return a name for one submission: what tells a requeued job from another one that got the same id."""
+    return secrets.token_hex(8)
+
+
+def prepare_job_dir(config: Config, job_id: int, submission: str | None = None) -> Path:
     """Make the directory of job `job_id` (mode 0700) with its secret and its copy of the configuration.
 
-    `config` is a resolved one. Safe to call from many processes and nodes at once, and again when the job was
-    requeued: what is there is kept. Raises JobDirError.
+    `config` is a resolved one. Safe to call from many processes and nodes at once: the directory appears
+    whole, and everybody finds the same. What belongs to `submission` is kept, so a requeued job finds what
+    it wrote; what another job with the same id left (ids begin anew on a new cluster) is renamed to
+    DIRECTORY.old-SUBMISSION. Without a `submission` whatever is there is kept. Raises JobDirError.
     """
     path = job_directory(config, job_id)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+        for _ in range(_ATTEMPTS):
+            owner = _submission_of(path)
+            if owner is not None and submission in {owner, None}:
+                break
+            if owner is not None:
+                _set_aside(path, owner)
+            _appear(path, config, submission or new_submission())
+        else:
+            raise JobDirError(f"job directory {path}: somebody else makes the same at the same time")
         _make_private(path)
-        for folder in ("logs", "requests"):
-            (path / folder).mkdir(mode=0o700, exist_ok=True)
-        _write_once(path / "secret", secrets.token_bytes(SECRET_BYTES))
-        _write_once(path / "config.yaml", dump(config).encode())
     except OSError as error:
         raise JobDirError(
             f"job directory {path}: {error.strerror} ({error.filename}); set job.directory to a place that "
@@ -77,6 +90,14 @@ def prepare_job_dir(config: Config, job_id: int) -> Path:
         ) from error
     register(job_id, path)
     return path
+
+
+def claim(path: Path, submission: str) -> bool:
+    """Return whether the directory is there and of this submission; what another one left is renamed."""
+    owner = _submission_of(path)
+    if owner is not None and owner != submission:
+        _set_aside(path, owner)
+    return owner == submission
 
 
 def set_verdict_aside(path: Path) -> None:
@@ -116,42 +137,67 @@ def _registry() -> Path:
     return Path(state) / "tm_slurm" / "jobs"
 
 
-def _make_private(path: Path) -> None:
-    found = path.lstat()
+def _submission_of(path: Path) -> str | None:
+    """Return whose directory `path` is, None when there is none yet; an empty directory counts as none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
     if not stat.S_ISDIR(found.st_mode):
         raise JobDirError(f"job directory {path}: expected a directory, found something else; remove it")
     if found.st_uid != os.geteuid():
         raise JobDirError(
             f"job directory {path}: belongs to somebody else; set job.directory to a place of yours"
         )
-    if stat.S_IMODE(found.st_mode) != 0o700:
-        path.chmod(0o700)
-
-
-def _write_once(path: Path, content: bytes) -> None:
-    """Create `path` (mode 0600) with `content`, whole or not at all, unless it exists."""
-    if path.exists():
-        return
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # O_EXCL, mode 0600
     try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        with contextlib.suppress(FileExistsError):
-            _link(temporary, path)
-    finally:
-        os.unlink(temporary)
+        return (path / _SUBMISSION).read_text().strip()
+    except FileNotFoundError:
+        if any(path.iterdir()):
+            raise JobDirError(
+                f"job directory {path}: there is something else in it; remove it or set job.directory"
+            ) from None
+        return None
 
 
-def _link(source: str, path: Path) -> None:
-    """Give the file a second name, which fails if that exists; where there are no hard links, write it
-    again.
+def _set_aside(path: Path, owner: str) -> None:
+    """Rename the directory of another submission; of several processes that try, one succeeds and the
+    others see it.
     """
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            path.rename(f"{path}.old-{owner}")
+        except OSError as error:
+            # Somebody has done it, and `path` is a new one already.
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+
+
+def _appear(path: Path, config: Config, submission: str) -> None:
+    """Make the directory under another name, then rename it; when somebody was faster, theirs stays."""
+    fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))  # mode 0700
     try:
-        os.link(source, path)
-    except OSError as error:
-        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
-            raise
-        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
-            stream.write(Path(source).read_bytes())
+        for folder in ("logs", "requests"):
+            (fresh / folder).mkdir(mode=0o700)
+        _write(fresh / "secret", secrets.token_bytes(SECRET_BYTES))
+        _write(fresh / "config.yaml", dump(config).encode())
+        _write(fresh / _SUBMISSION, f"{submission}\n".encode())
+        try:
+            fresh.rename(path)
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Create `path` (mode 0600) with `content`, on the disk when this returns."""
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _make_private(path: Path) -> None:
+    if stat.S_IMODE(path.stat().st_mode) != 0o700:
+        path.chmod(0o700)

@@ -16,8 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from tm_slurm.config import Config, ConfigError, load, parse_override
-from tm_slurm.slurm import environment
-from tm_slurm.submit.job_dir import JobDirError, prepare_job_dir, resolve, set_verdict_aside
+from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
+from tm_slurm.submit.job_dir import (
+    JobDirError,
+    claim,
+    new_submission,
+    prepare_job_dir,
+    resolve,
+    set_verdict_aside,
+)
 from tm_slurm.submit.resources import cpus_per_node, step_options
 
 
@@ -65,9 +72,9 @@ def shell_lines(config: Config, job_dir: Path, inherited: Mapping[str, str]) -> 
 
 def start_from_config(path: Path, overrides: Mapping[str, object], inherited: Mapping[str, str]) -> list[str]:
     """Prepare the job that this batch script is, from its configuration; return the shell lines."""
-    job_id = environment.job_id(inherited)
     written = resolve(load(path, overrides), base=Path.cwd(), python=sys.executable)
     config = fit_to_allocation(written, inherited)
+    job_id = environment.job_id(inherited)
     if job_id is None:
         raise AllocationError("not in a Slurm job: SLURM_JOB_ID is not set")
     if config.job.standbys != written.job.standbys:
@@ -76,13 +83,15 @@ def start_from_config(path: Path, overrides: Mapping[str, object], inherited: Ma
             f"{config.job.all_nodes} nodes, {config.job.nodes} are active",
             file=sys.stderr,
         )
-    job_dir = prepare_job_dir(config, job_id)
+    # A first run makes its directory anew, whatever an older job of this id left; a requeued one finds its
+    # own.
+    job_dir = prepare_job_dir(config, job_id, None if _restarts(job_id, inherited) else new_submission())
     set_verdict_aside(job_dir)
     print(f"tm_slurm: job directory {job_dir}", file=sys.stderr)
     return shell_lines(config, job_dir, inherited)
 
 
-def start_submitted(pattern: str, inherited: Mapping[str, str]) -> list[str]:
+def start_submitted(pattern: str, submission: str, inherited: Mapping[str, str]) -> list[str]:
     """Prepare the run of a job that `tm-slurm submit` has submitted; return the shell lines.
 
     `pattern` is its directory with %j for the id. The agents make it, if the submitting command has not yet.
@@ -91,10 +100,23 @@ def start_submitted(pattern: str, inherited: Mapping[str, str]) -> list[str]:
     if job_id is None:
         raise AllocationError("not in a Slurm job: SLURM_JOB_ID is not set")
     job_dir = Path(pattern.replace("%j", str(job_id)))
-    if job_dir.is_dir():
+    if claim(job_dir, submission):
         set_verdict_aside(job_dir)
     unset = environment.dropped(inherited, environment.for_step(inherited))
     return [*_unset_line(unset), f"job_dir={shlex.quote(str(job_dir))}"]
+
+
+def _restarts(job_id: int, inherited: Mapping[str, str]) -> int:
+    """Return how often Slurm has restarted this job; asks Slurm, as the variable may stem from an outer
+    job.
+    """
+    said = inherited.get(environment.RESTART_COUNT, "0")
+    if not said.isdigit() or int(said) == 0:
+        return 0
+    try:
+        return connect().job(job_id).restarts
+    except (SlurmRefused, SlurmUnavailable):
+        return int(said)
 
 
 def _unset_line(names: list[str]) -> list[str]:
@@ -106,11 +128,17 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tm_slurm.submit.prepare", description=__doc__)
     parser.add_argument("config", nargs="?", type=Path, help="the job's configuration")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="holds over the configuration")
-    parser.add_argument("--submitted", metavar="DIRECTORY", help="the job directory, %%j for the job's id")
+    parser.add_argument(
+        "--submitted",
+        nargs=2,
+        metavar=("DIRECTORY", "SUBMISSION"),
+        help="the job directory, %%j for the job's id, and the name of the submission",
+    )
     given = parser.parse_args(arguments)
     try:
         if given.submitted is not None:
-            lines = start_submitted(given.submitted, os.environ)
+            directory, submission = given.submitted
+            lines = start_submitted(directory, submission, os.environ)
         elif given.config is not None:
             overrides = dict(parse_override(text) for text in given.overrides)
             lines = start_from_config(given.config, overrides, os.environ)

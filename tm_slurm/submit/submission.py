@@ -22,7 +22,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from tm_slurm.config import Config, dump, loads, minutes_of
 from tm_slurm.slurm import environment
-from tm_slurm.submit.job_dir import job_directory, prepare_job_dir, shared_root
+from tm_slurm.submit.job_dir import new_submission, prepare_job_dir, shared_root
 from tm_slurm.submit.resources import cpus_per_node, gpus_per_node, memory_of, step_options
 
 SUBMIT_TIMEOUT_S = 60
@@ -52,9 +52,10 @@ class AgentTask:
     Checkpointable, so that the job can go back into the queue.
     """
 
-    def __init__(self, config_text: str) -> None:
-        """`config_text` is a resolved configuration; it is all that the task needs to know."""
+    def __init__(self, config_text: str, submission: str) -> None:
+        """`config_text` is a resolved configuration, `submission` a name of this one submission."""
         self.config_text = config_text
+        self.submission = submission
 
     def __call__(self) -> int:
         """Make the job directory if nobody has yet, run the agent to its end, return 0 or exit with its
@@ -66,7 +67,7 @@ class AgentTask:
         job_id = environment.job_id()
         if job_id is None:
             sys.exit("tm_slurm: not in a Slurm job: SLURM_JOB_ID is not set")
-        code = run(prepare_job_dir(config, job_id))
+        code = run(prepare_job_dir(config, job_id, self.submission))
         if code:
             sys.exit(code)
         return code
@@ -81,12 +82,12 @@ class AgentExecutor(submitit.SlurmExecutor):
     wait.
     """
 
-    def __init__(self, config: Config) -> None:
-        """`config` is a resolved configuration."""
+    def __init__(self, config: Config, submission: str) -> None:
+        """`config` is a resolved configuration, `submission` a name of this one submission."""
         self.config = config
         python = shlex.quote(config.job.python or sys.executable)
         super().__init__(submission_folder(config), max_num_timeout=config.job.max_requeues, python=python)
-        self.update_parameters(**_parameters(config, python))
+        self.update_parameters(**_parameters(config, python, submission))
 
     @classmethod
     def name(cls) -> str:
@@ -118,9 +119,9 @@ def submission_folder(config: Config) -> Path:
     return shared_root(config) / f".submitit-{getpass.getuser()}"
 
 
-def script_text(config: Config) -> str:
+def script_text(config: Config, submission: str | None = None) -> str:
     """Return the batch script that `submit` would submit for the resolved `config`; nothing is written."""
-    return AgentExecutor(config).script()
+    return AgentExecutor(config, submission or new_submission()).script()
 
 
 def submit(config: Config) -> Submitted:
@@ -129,26 +130,27 @@ def submit(config: Config) -> Submitted:
     Raises SubmissionFailed, or JobDirError when the directory cannot be made.
     """
     folder = submission_folder(config)
+    submission = new_submission()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _sweep(folder)
         # submitit prints sbatch's words before it raises them.
         with contextlib.redirect_stderr(io.StringIO()):
-            job = AgentExecutor(config).submit(AgentTask(dump(config)))
+            job = AgentExecutor(config, submission).submit(AgentTask(dump(config), submission))
     except (FailedJobError, FailedSubmissionError) as error:
         raise SubmissionFailed(_sbatch_words(error)) from error
     except OSError as error:
         raise SubmissionFailed(f"{folder}: {error.strerror}") from error
     job_id = int(job.job_id)
-    job_dir = prepare_job_dir(config, job_id)
+    job_dir = prepare_job_dir(config, job_id, submission)
     log = Path(str(job.paths.stdout))
     link = job_dir / "logs" / "job.log"
     if not link.is_symlink():
         link.symlink_to(log)
-    return Submitted(job_id=job_id, job_dir=job_directory(config, job_id), log=log)
+    return Submitted(job_id=job_id, job_dir=job_dir, log=log)
 
 
-def _parameters(config: Config, python: str) -> dict[str, Any]:
+def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
     job = config.job
     directory = shlex.quote(job.directory)
     minutes = minutes_of(job.time_limit)
@@ -177,7 +179,8 @@ def _parameters(config: Config, python: str) -> dict[str, Any]:
         "additional_parameters": further,
         "setup": [
             *job.setup,
-            f"tm_slurm_start=$({python} -m tm_slurm.submit.prepare --submitted {directory}) || exit $?",
+            f"tm_slurm_start=$({python} -m tm_slurm.submit.prepare --submitted {directory} {submission}) "
+            "|| exit 2",
             'eval "$tm_slurm_start"',
         ],
         "srun_args": step_options(config),
