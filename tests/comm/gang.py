@@ -164,6 +164,7 @@ class Gang:
         for member in self.everyone:
             with contextlib.suppress(OSError):
                 member.tell(None)
+            member.pipe.close()
         for member in self.everyone:
             member.process.join(2)
             if member.process.is_alive():

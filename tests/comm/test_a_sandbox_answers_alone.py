@@ -1,4 +1,4 @@
-"""With `sandbox` on, collectives answer at once as if all ranks were copies of this one; nobody else exists."""
+"""With `sandbox` on, collectives answer at once as if all ranks were copies of this one; no peer exists."""
 
 from __future__ import annotations
 

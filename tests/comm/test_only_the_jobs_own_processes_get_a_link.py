@@ -1,4 +1,4 @@
-"""Strangers, other jobs, wrong ranks and fenced-off leavers are refused; early joiners wait for their turn."""
+"""Strangers, other jobs, wrong ranks, fenced-off leavers are refused; early joiners wait for their turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing waits for ever: interrupts, timeouts, frozen, silent, dead and disagreeing peers, used-up descriptors."""
+"""Nothing waits for ever: interrupts, timeouts, frozen, silent, dead, disagreeing peers, no descriptors left."""
 
 from __future__ import annotations
 
