@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster_names import own_name, was_left_behind
 from undisturbed_runs import undisturbed  # noqa: F401  (a fixture for every test here)
 
 from tm_slurm.localcluster import LocalCluster
 from tm_slurm.localcluster.layout import default_root
-from tm_slurm.localcluster.processes import ProcessId
-
-
-def own_name(kind: str) -> str:
-    """A cluster name that says which test process it belongs to: a later one can clean up after it."""
-    identity = ProcessId.of(os.getpid())
-    assert identity is not None
-    return f"test-{identity.pid}-{identity.start}-{kind}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,8 +19,7 @@ def no_clusters_of_dead_tests() -> None:
     """Takes down what killed test processes have left behind; those of running ones are left alone."""
     root = default_root()
     for path in root.glob("test-*") if root.is_dir() else ():
-        match = re.fullmatch(r"test-(\d+)-(\d+)-\w+", path.name)
-        if match and not ProcessId(int(match[1]), int(match[2])).alive():
+        if was_left_behind(path.name):
             LocalCluster(name=path.name).down()
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from conftest import own_name
+from cluster_names import own_name
 from waiting import until
 
 from tm_slurm.localcluster import LocalCluster, LocalClusterError
@@ -126,12 +126,13 @@ def test_without_slurmd_the_tasks_go_on(cluster: LocalCluster) -> None:
 
 def test_a_frozen_node_goes_on_where_it_was(cluster: LocalCluster) -> None:
     cluster.freeze("n2")
-    with pytest.raises(LocalClusterError, match="had not ended"):
-        cluster.run(["srun", "-w", "n2", "hostname"], timeout_s=1.0)
+    words, environment = cluster.command(["srun", "-w", "n2", "hostname"])
+    waiting = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.communicate(timeout=0.5)
     cluster.thaw("n2")
     assert host(cluster, "n2") == "on"
-    cluster.run(["scancel", "--user=root"])
-    assert until(lambda: cluster.run(["srun", "-w", "n2", "hostname"], check=False).stdout) == "n2\n"
+    assert waiting.communicate(timeout=15.0)[0] == "n2\n"
 
 
 def test_drain_resume_and_down_are_slurms(cluster: LocalCluster) -> None:

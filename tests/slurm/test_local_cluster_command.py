@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import own_name
+from cluster_names import own_name
 
 from tm_slurm.cli.cluster import cluster as command
 from tm_slurm.localcluster import LocalCluster, LocalClusterError, requirements
@@ -111,3 +111,11 @@ def test_lines_of_slurm_conf_can_be_replaced_and_features_given() -> None:
         shown = cluster.run(["scontrol", "show", "config"]).stdout
         assert "KillWait                = 7 sec" in shown and "Epilog                  = /bin/true" in shown
         assert cluster.run(["sinfo", "-h", "-N", "-o", "%N %f"]).stdout.split("\n")[1].strip() == "n2 service"
+
+
+@pytest.mark.parametrize("mode", ["namespaces", "plain"])
+def test_what_slurm_says_against_a_configuration_is_told(mode: str) -> None:
+    name = own_name("wrong")
+    error = refused("up", "--mode", mode, "--name", name, "--conf", "Colour=red")
+    assert "slurmctld ended at once" in error and "unrecognized key: Colour" in error
+    assert not LocalCluster(name=name).directory.exists()

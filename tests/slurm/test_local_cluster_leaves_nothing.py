@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import own_name
+from cluster_names import own_name
 from waiting import until
 
 from tm_slurm.localcluster import LocalCluster

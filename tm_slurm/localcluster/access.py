@@ -182,7 +182,14 @@ class ClusterAccess:
             )
         return record
 
+    def _is_owner(self) -> bool:
+        """Whether we may look into the cluster's machines and touch them."""
+        return os.geteuid() in (0, self.layout.directory.stat().st_uid)
+
     def _hosts(self) -> Hosts:
+        if not self._is_owner():
+            owner = self.layout.directory.owner()
+            raise LocalClusterError(f"cluster {self.name!r} belongs to {owner}: be {owner} to do this")
         return lifecycle.hosts_of(self.layout, self._record())
 
     def _known(self, node: str) -> str:

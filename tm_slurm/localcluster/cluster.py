@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 
@@ -127,29 +127,21 @@ class LocalCluster(ClusterAccess):
         if record is None or not lifecycle.foundation_stands(record):
             state = "down" if record is None else "broken"
             return ClusterStatus(name, directory, state, record.request.mode if record else None, ())
+        states: dict[str, str] = {}
+        if all(record.process(daemon) is not None for daemon in ("munged", "slurmctld")):
+            with suppress(LocalClusterError):
+                states = self.node_states()
         hosts = lifecycle.hosts_of(self.layout, record)
-        try:
-            states = self.node_states()
-        except LocalClusterError:
-            states = {}
-        try:
+        machines = dict.fromkeys(record.request.node_names, "?")  # only its owner can look into them
+        if self._is_owner():
             unplugged = hosts.unplugged()
-        except LocalClusterError:  # not our cluster: only its owner sees its cables
-            unplugged = set()
+            machines = {node: host_state(hosts, node, unplugged=node in unplugged) for node in machines}
         nodes = tuple(
-            NodeStatus(
-                node,
-                slurm_conf.address(record, node),
-                states.get(node, "?"),
-                host_state(hosts, node, unplugged=node in unplugged),
-            )
-            for node in record.request.node_names
+            NodeStatus(node, slurm_conf.address(record, node), states.get(node, "?"), machine)
+            for node, machine in machines.items()
         )
-        daemons = all(record.process(daemon) is not None for daemon in ("munged", "slurmctld"))
-        whole = daemons and bool(states)
-        return ClusterStatus(
-            record.request.name, directory, "up" if whole else "broken", record.request.mode, nodes
-        )
+        state = "up" if states else "broken"
+        return ClusterStatus(record.request.name, directory, state, record.request.mode, nodes)
 
     def power_off(self, node: str) -> None:
         """A power cut: every process of the node is gone at once.
@@ -248,7 +240,7 @@ class LocalCluster(ClusterAccess):
                 hosts = self._hosts()
                 for node in self.node_names:
                     if not hosts.slurmd(node):
-                        said = self.layout.last_error(f"slurmd.{node}")
+                        said = self.layout.last_words(f"slurmd.{node}")
                         raise LocalClusterError(f"slurmd of {node} ended at once: {said}") from None
                 if left <= 0:
                     raise

@@ -143,15 +143,14 @@ class Layout:
         except OSError:  # not empty (a waiting `up`, or another cluster), or already gone
             return
 
-    def last_error(self, daemon: str) -> str:
-        """The last line of a daemon's log that speaks of an error, else its last line."""
-        lines: list[str] = []
+    def last_words(self, daemon: str, said: str = "") -> str:
+        """The last two complaints in a daemon's log or in what it `said`, as one line."""
         for log in (self.log(daemon), self.log(f"{daemon}.out")):
             if log.exists():
-                lines += log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if re.search(r"error|fatal", line, re.IGNORECASE)]
-        chosen = (errors or lines or ["(its log is empty)"])[-1]
-        return re.sub(r"^\[\S+\] ", "", chosen).strip()
+                said += "\n" + log.read_text(errors="replace")
+        lines = [re.sub(r"^\[\S+\] |^\w+: ", "", line).strip() for line in said.splitlines() if line.strip()]
+        complaints = [line for line in lines if re.search(r"error|fatal", line, re.IGNORECASE)]
+        return "; ".join(dict.fromkeys((complaints or lines or ["it said nothing"])[-2:]))
 
     def _own_names(self) -> set[str]:
         names = {path.name for pattern in _FILES for path in self.directory.glob(pattern)}

@@ -167,7 +167,7 @@ def _wait_listening(
             except OSError as error:
                 reason = error.strerror
         if record.process(name) is None:
-            raise LocalClusterError(f"{name} ended at once: {layout.last_error(name)}")
+            raise LocalClusterError(f"{name} ended at once: {layout.last_words(name)}")
         if time.monotonic() > deadline:
             raise LocalClusterError(f"{name} does not answer at {where} within {_DAEMON_S:g} s ({reason})")
         time.sleep(0.005)

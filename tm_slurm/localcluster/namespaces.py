@@ -70,8 +70,8 @@ class NamespaceHosts:
             [*self.node_prefix(node), program("slurmd"), "-N", node], daemon_environment(self.layout)
         )
         if done.returncode != 0:
-            said = done.stderr.strip() or self.layout.last_error(f"slurmd.{node}")
-            raise LocalClusterError(f"slurmd of {node} did not start: {said.splitlines()[-1]}")
+            said = self.layout.last_words(f"slurmd.{node}", done.stderr)
+            raise LocalClusterError(f"slurmd of {node} did not start: {said}")
 
     def controller_prefix(self) -> list[str]:
         """The words that run a command on ctl; its process numbers are this machine's."""

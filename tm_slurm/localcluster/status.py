@@ -9,7 +9,7 @@ from tm_slurm.localcluster.lifecycle import Hosts
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node: `slurm` is Slurm's word for its state, `host` is on, off, unplugged, frozen or no-slurmd."""
+    """One node: `slurm` is Slurm's word for it, `host` is on, off, unplugged, frozen, no-slurmd or ?."""
 
     name: str
     address: str
