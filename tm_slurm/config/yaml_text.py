@@ -42,6 +42,10 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.Node:
+        # In double quotes whatever is not plainly visible is escaped, and so survives.
+        return self.represent_scalar(_TAG + "str", text, style=None if text.isprintable() else '"')
+
 
 for _class in (_Loader, _Dumper):
     _class.yaml_implicit_resolvers = {}
@@ -50,6 +54,7 @@ for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_TAG + _name, re.compile(_pattern), _characters)
 
 
+_Dumper.add_representer(str, _Dumper.represent_text)
 _Loader.add_constructor(_TAG + "int", _Loader.construct_integer)
 
 
