@@ -149,14 +149,21 @@ def _submission_of(path: Path) -> str | None:
         raise JobDirError(
             f"job directory {path}: belongs to somebody else; set job.directory to a place of yours"
         )
-    try:
-        return (path / _SUBMISSION).read_text().strip()
-    except FileNotFoundError:
-        if any(path.iterdir()):
-            raise JobDirError(
-                f"job directory {path}: there is something else in it; remove it or set job.directory"
-            ) from None
-        return None
+    for _ in range(_ATTEMPTS):
+        try:
+            return (path / _SUBMISSION).read_text().strip()
+        except FileNotFoundError:
+            pass
+        # Not there, or just renamed by somebody else, who puts a whole new one in its place.
+        try:
+            content = os.listdir(path)
+        except FileNotFoundError:
+            return None
+        if not content:
+            return None
+        if _SUBMISSION not in content:
+            break
+    raise JobDirError(f"job directory {path}: there is something else in it; remove it or set job.directory")
 
 
 def _set_aside(path: Path, owner: str) -> None:
