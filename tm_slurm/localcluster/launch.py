@@ -16,6 +16,8 @@ MARK = "TM_SLURM_LOCAL_CLUSTER"
 """Environment variable with the cluster's directory in everything that the cluster starts."""
 
 _TIMEOUT_S = 10.0
+_NEVER = -1
+"""A start time that no process has."""
 # `read` is the shell's own, so /proc/self is the shell, and the number is that of our process namespace.
 _SELF = "read -r pid rest </proc/self/stat"
 _EXEC = _SELF + '; echo "$pid"; exec "$@" >>"$0" 2>&1'
@@ -54,6 +56,7 @@ def detach(command: Sequence[str], *, layout: Layout, log: Path, prefix: Sequenc
     return announce(
         [*prefix, program("setsid"), "--fork", "sh", "-c", _EXEC, str(log), *command],
         daemon_environment(layout),
+        shown=Path(command[0]).name,
     )
 
 
@@ -64,18 +67,23 @@ def host_process(command: Sequence[str], script: str, arguments: Sequence[str], 
     """
     body = _HOLD.format(self=_SELF, script=script)
     return announce(
-        [*command, program("setsid"), "--fork", "sh", "-c", body, *arguments], daemon_environment(layout)
+        [*command, program("setsid"), "--fork", "sh", "-c", body, *arguments],
+        daemon_environment(layout),
+        shown=f"host {arguments[1]}",
     )
 
 
-def announce(command: Sequence[str], environment: Mapping[str, str]) -> ProcessId:
-    """Runs a command whose detached child says its process number and lets go of our pipes."""
+def announce(command: Sequence[str], environment: Mapping[str, str], *, shown: str) -> ProcessId:
+    """Runs a command whose detached child says its process number and lets go of our pipes.
+
+    The identity may be that of a process that has ended already. `shown` names the child for people.
+    """
     done = finish(command, environment)
-    found = ProcessId.of(int(done.stdout)) if done.returncode == 0 and done.stdout.strip().isdigit() else None
-    if found is None:
+    if done.returncode != 0 or not done.stdout.strip().isdigit():
         said = (done.stderr.strip().splitlines() or ["it ended at once"])[-1]
-        raise LocalClusterError(f"could not start {Path(command[-1]).name}: {said}")
-    return found
+        raise LocalClusterError(f"could not start {shown}: {said}")
+    pid = int(done.stdout)
+    return ProcessId.of(pid) or ProcessId(pid, _NEVER)
 
 
 def finish(
