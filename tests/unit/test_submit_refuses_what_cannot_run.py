@@ -1,0 +1,214 @@
+"""`tm-slurm submit` finds out before submitting, says so in one line, and submits nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tm_slurm.cli.submit import submit
+from tm_slurm.config import load
+from tm_slurm.submit.submission import AgentTask
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+class Login:
+    """A login node: a directory with a script and a configuration, and programs in the place of Slurm's."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "bin").mkdir()
+        (root / "train.py").touch()
+        self.write("job: {nodes: 4, standbys: 2, time_limit: 30}\ntrain: {script: train.py}\n")
+        self.program("scontrol", f"cat '{GOLDEN / 'scontrol_partitions.txt'}'")
+        self.program(
+            "sbatch", f"env > '{root}/environment'; cp \"$1\" '{root}/script'; echo Submitted batch job 7"
+        )
+
+    def write(self, text: str) -> None:
+        (self.root / "job.yaml").write_text(text)
+
+    def program(self, name: str, body: str) -> None:
+        path = self.root / "bin" / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def submit(self, *arguments: str) -> Result:
+        return CliRunner().invoke(submit, ["job.yaml", *arguments])
+
+    @property
+    def submitted(self) -> bool:
+        return (self.root / "script").exists()
+
+
+@pytest.fixture
+def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Login:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return Login(tmp_path)
+
+
+def test_a_job_is_submitted(login: Login) -> None:
+    result = login.submit("--json", "--set", "train.steps=9", "--nodes", "3", "--job-name", "other")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["job_id"] == 7 and answer["job_dir"] == str(login.root / "tm-slurm-jobs" / "7")
+    written = load(Path(answer["job_dir"]) / "config.yaml")
+    assert (written.job.nodes, written.train.steps, written.job.name) == (3, 9, "other")
+    assert written.train.script == str(login.root / "train.py")
+    assert "#SBATCH --nodes=5\n" in (login.root / "script").read_text()
+    log = Path(answer["job_dir"]) / "logs" / "job.log"
+    assert os.readlink(log) == answer["log"]
+
+
+def test_what_is_said_to_people(login: Login) -> None:
+    assert login.submit().stdout == (
+        f"job 7: 4 nodes and 2 standbys\ndirectory {login.root / 'tm-slurm-jobs' / '7'}\ntm-slurm status 7\n"
+    )
+
+
+def test_a_dry_run_asks_nobody_and_leaves_nothing(login: Login) -> None:
+    for name in ("scontrol", "sbatch"):
+        login.program(name, "exit 1")
+    before = sorted(login.root.rglob("*"))
+    result = login.submit("--dry-run")
+    assert result.exit_code == 0 and result.stdout.startswith("#!/bin/bash\n")
+    assert sorted(login.root.rglob("*")) == before
+
+
+def test_a_submission_from_inside_another_job_inherits_nothing_of_it(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = {
+        "SLURM_JOB_ID": "3",
+        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1",
+        "SLURM_TRES_PER_TASK": "cpu:3",
+        "SLURM_ARRAY_JOB_ID": "2",
+        "SLURM_RESTART_COUNT": "1",
+        "SUBMITIT_EXECUTOR": "slurm",
+        "TM_SLURM_JOB_DIR": "/outer",
+    }
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_CONF", "/etc/elsewhere/slurm.conf")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "physics")
+    assert login.submit().exit_code == 0
+    seen = dict(line.partition("=")[::2] for line in (login.root / "environment").read_text().splitlines())
+    assert not outer.keys() & seen.keys()
+    assert seen["SLURM_CONF"] == "/etc/elsewhere/slurm.conf" and seen["SBATCH_ACCOUNT"] == "physics"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("job: {nodez: 4}", [], "job.yaml:1: unknown key job.nodez; did you mean job.nodes?"),
+        ("", ["--nodes", "0"], "--set job.nodes: job.nodes: expected at least 1, found 0"),
+        (
+            "",
+            ["--set", "train.stepz=1"],
+            "--set train.stepz: unknown key train.stepz; did you mean train.steps?",
+        ),
+        ("", ["--set", "nonsense"], "--set nonsense: expected KEY=VALUE, such as train.steps=50"),
+        ("train: {script: no.py}", [], "train.script: no such file: {root}/no.py"),
+        ("train: {module: no.such}", [], "train.module: no module no.such in {root} or what"),
+        ("train: {module: json.no}", [], "train.module: no module json.no in"),
+        ("", ["--set", "job.directory=train.py/x"], "job.directory: {root}/train.py is not a directory"),
+        ("", ["--set", "job.partition=bach"], "job.partition: no partition 'bach'; did you mean batch?"),
+        ("", ["--set", "job.partition=gpu"], "job.partition: no partition 'gpu'; there are batch"),
+        (
+            "",
+            ["--standbys", "3"],
+            "job.nodes 4 and job.standbys 3 need 7 nodes, partition batch has 6 for a job",
+        ),
+        (
+            "",
+            ["--set", "job.exclude=n[5-6]"],
+            "job.nodes 4 and job.standbys 2 need 6 nodes, partition batch has 4 for a job",
+        ),
+        ("", ["--set", "job.exclude=n[5-"], "job.exclude: host list 'n[5-': a '[' is never closed"),
+    ],
+)
+def test_a_mistake_is_one_line_and_code_2(
+    login: Login, text: str, arguments: list[str], message: str
+) -> None:
+    if text:
+        login.write(text)
+    result = login.submit(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"Error: {message.format(root=login.root)}")
+    assert result.stderr.count("\n") == 1 and not login.submitted
+    assert not (login.root / "tm-slurm-jobs").exists()
+
+
+def test_longer_than_the_partition_allows(login: Login) -> None:
+    recorded = (
+        (GOLDEN / "scontrol_partitions.txt").read_text().replace("MaxTime=UNLIMITED", "MaxTime=01:00:00")
+    )
+    (login.root / "partitions").write_text(recorded)
+    login.program("scontrol", f"cat '{login.root}/partitions'")
+    result = login.submit("--set", "job.time_limit=1-0")
+    assert result.exit_code == 2
+    assert result.stderr == "Error: job.time_limit: 1440 minutes, partition batch allows 60\n"
+
+
+def test_a_cluster_without_a_default_partition(login: Login) -> None:
+    recorded = (GOLDEN / "scontrol_partitions.txt").read_text().replace("Default=YES", "Default=NO")
+    (login.root / "partitions").write_text(recorded)
+    login.program("scontrol", f"cat '{login.root}/partitions'")
+    result = login.submit()
+    assert result.exit_code == 2
+    assert result.stderr == "Error: job.partition: the cluster has no default; choose one of batch\n"
+
+
+def test_sbatch_that_says_no_is_quoted(login: Login) -> None:
+    login.program("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
+    result = login.submit()
+    assert result.exit_code == 1
+    assert result.stderr == "Error: sbatch: error: Batch job submission failed: Invalid account\n"
+    assert not (login.root / "tm-slurm-jobs" / "7").exists()
+
+
+def test_a_controller_that_does_not_answer_is_said(login: Login) -> None:
+    login.program("scontrol", "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    result = login.submit()
+    assert result.exit_code == 1 and "Unable to contact slurm controller" in result.stderr
+    assert not login.submitted
+
+
+def test_looking_for_a_module_imports_none(login: Login) -> None:
+    package = login.root / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (package / "train.py").write_text("raise SystemExit('imported')\n")
+    login.write("job: {nodes: 1}\ntrain: {module: mine.train}\n")
+    assert login.submit().exit_code == 0
+    assert "mine" not in sys.modules
+
+
+def test_what_submissions_left_that_failed_long_ago_is_swept_up(login: Login) -> None:
+    assert login.submit().exit_code == 0
+    (folder,) = (login.root / "tm-slurm-jobs").glob(".submitit-*")
+    orphan, young = folder / f"{'a' * 32}.pkl", folder / f"{'b' * 32}.pkl"
+    for path in (orphan, young):
+        path.touch()
+    os.utime(orphan, (1, 1))
+    kept = {path.name for path in folder.iterdir()} - {orphan.name}
+    login.program("sbatch", "exit 1")
+    assert login.submit().exit_code == 1
+    left = {path.name for path in folder.iterdir()}
+    assert orphan.name not in left and kept <= left
+
+
+def test_a_requeued_task_is_the_same_task() -> None:
+    task = AgentTask("train: {module: t}\n", "a")
+    again = task.checkpoint()
+    assert again.function is task
+    copy = pickle.loads(pickle.dumps(task))
+    assert (copy.config_text, copy.submission) == ("train: {module: t}\n", "a")
