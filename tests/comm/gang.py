@@ -36,7 +36,17 @@ def _get(pipe: Connection) -> Any:
 # Processes are forked from one that has torch loaded; it finds this module by the path.
 os.environ["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["gang", "torch._dynamo"])
+_context.set_forkserver_preload(
+    [
+        "gang",
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+    ]
+)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Every collective, type, operator and kind of shape against gloo: integers equal, floats as close as rounding.
+"""Every collective, type, operator and kind of shape against gloo: integers equal, floats up to rounding.
 
 Hypothesis picks the cases; three processes that live as long as the module run each on both backends.
 """

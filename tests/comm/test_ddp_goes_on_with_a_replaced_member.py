@@ -2,138 +2,139 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from ddp_training import Training, default_group
-from gang import Gang, Member, Process, gang
+import replacement
+import torch
+import torch.distributed as dist
+from gang import Member, gang
+from replacement import FIRST, LAST, Training, replaced, run
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from tm_slurm import comm
 
-FIRST, LAST = 4, 8
+
+class Plain(Training):
+    options: ClassVar[dict[str, Any]] = {}
+
+    def build(self) -> None:
+        model = nn.Sequential(
+            nn.Linear(64, 256),
+            nn.BatchNorm1d(256),
+            nn.ReLU(),
+            nn.Linear(256, 256),
+            nn.ReLU(),
+            nn.Linear(256, 8),
+        )
+        self.ddp = DistributedDataParallel(
+            model, bucket_cap_mb=0.2, init_sync=not self.joiner, **self.options
+        )
+        self.modules = [model]
+        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3)]
+
+    def step(self, step: int) -> None:
+        inputs, targets = self.data(step, self.rank)
+        self.optimizers[0].zero_grad(set_to_none=True)
+        (self.ddp(inputs) - targets).square().mean().backward()
+        self.optimizers[0].step()
+
+    def warm_up(self, endpoint: Any) -> None:
+        """Three shadow steps: by then DDP, with a static graph too, has laid its buckets out as everybody has."""
+        for _ in range(3):
+            super().warm_up(endpoint)
 
 
-def undisturbed(me: Member) -> str:
-    me.join_world()
-    training = Training(me.rank)
-    training.steps(0, LAST)
-    return training.digest()
+class StaticGraph(Plain):
+    options: ClassVar[dict[str, Any]] = {"static_graph": True}
 
 
-def planned(me: Member, leavers: list[int]) -> tuple[str, bool]:
-    """A stayer, or a leaver that hands its state over and exits at once."""
-    me.join_world()
-    training = Training(me.rank)
-    group, reducer = default_group(), training.ddp.reducer
-    training.steps(0, FIRST)
-    if me.rank in leavers:
-        me.tell(training.state())
-        me.hear()
-        os._exit(0)
-    me.endpoint.prepare(epoch=1, changes=me.hear())
-    me.tell("prepared")
-    assert me.endpoint.wait_staged(epoch=1, ranks=leavers, timeout_s=20)
-    me.tell("staged")
-    me.hear()
-    me.endpoint.switch(epoch=1)
-    me.tell("switched")
-    training.steps(FIRST, LAST)
-    return training.digest(), group is default_group() and reducer is training.ddp.reducer
+class BucketView(Plain):
+    options: ClassVar[dict[str, Any]] = {"gradient_as_bucket_view": True}
 
 
-def joiner(me: Member, linked: list[int]) -> tuple[str, bool]:
-    me.join_world(epoch=1)
-    training = Training(me.rank, joiner=True)
-    training.warm_up(me.endpoint)
-    me.endpoint.dial(epoch=1, ranks=linked, timeout_s=20)
-    me.tell("dialled")
-    training.load(me.hear())
-    training.steps(FIRST, LAST)
-    return training.digest(), True
+class Accumulating(Plain):
+    def step(self, step: int) -> None:
+        self.optimizers[0].zero_grad(set_to_none=True)
+        for part in range(3):
+            inputs, targets = self.data(step * 10 + part, self.rank)
+            with self.ddp.no_sync() if part < 2 else contextlib.nullcontext():
+                (self.ddp(inputs) - targets).square().mean().backward()
+        self.optimizers[0].step()
 
 
-def reference(size: int) -> list[str]:
-    with gang() as members:
-        return [member.result() for member in members.world(undisturbed, size)]
+class CompressedHook(Plain):
+    def build(self) -> None:
+        super().build()
+        self.ddp.register_comm_hook(None, fp16_compress_hook)
 
 
-def replace(members: Gang, world: list[Process], leavers: list[int], worker: Any) -> list[Process]:
-    """Start joiners for the leavers' ranks and prepare everybody for epoch 1."""
-    stayers = [member for member in world if member.rank not in leavers]
-    joiners = [
-        members.start(worker, rank, [stayer.rank for stayer in stayers], incarnation=1) for rank in leavers
-    ]
-    table = members.table(stayers + joiners)
-    changes = {joiner.rank: joiner.peer for joiner in joiners}
-    for stayer in stayers:
-        stayer.tell(changes)
-    for member in joiners:
-        member.tell(table)
-    for stayer in stayers:
-        assert stayer.hear() == "prepared"
-    for member in joiners:
-        assert member.hear() == "dialled"
-    for stayer in stayers:
-        assert stayer.hear() == "staged"
-    return joiners
+def python_hook(state, bucket):  # DDP compares annotations as objects: none here
+    """A hook that waits for another collective in its callback."""
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+
+    def divided(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        count = torch.ones(1)
+        dist.all_reduce(count, group=state)
+        return done.value()[0].div_(count.item())
+
+    return future.then(divided)
+
+
+class PythonHook(Plain):
+    def build(self) -> None:
+        super().build()
+        self.ddp.register_comm_hook(dist.new_group(), python_hook)
 
 
 @pytest.mark.parametrize(("size", "leavers"), [(3, [1]), (3, [0]), (4, [0, 2])])
 def test_planned_replacement_changes_no_bit(size: int, leavers: list[int]) -> None:
-    expected = reference(size)
-    with gang() as members:
-        world = members.world(planned, size, leavers)
-        states = {rank: world[rank].hear() for rank in leavers}
-        joiners = replace(members, world, leavers, joiner)
-        stayers = [member for member in world if member.rank not in leavers]
-        for member in joiners:
-            member.tell(states[member.rank])
-        for stayer in stayers:
-            stayer.tell("switch")
-        for stayer in stayers:
-            assert stayer.hear() == "switched"
-        for rank in leavers:
-            world[rank].tell("exit")
-        found = {member.rank: member.result() for member in stayers + joiners}
-    assert [found[rank][0] for rank in range(size)] == expected
-    assert all(same_objects for _, same_objects in found.values())
+    assert replaced(Plain, size, leavers) == replacement.reference(Plain, size)
+
+
+@pytest.mark.parametrize("kind", [StaticGraph, BucketView, Accumulating, CompressedHook, PythonHook])
+def test_with_ddps_options(kind: type[Plain]) -> None:
+    assert replaced(kind, 3, [2]) == replacement.reference(kind, 3)
 
 
 def dies_in_backward(me: Member, victim: int) -> tuple[str, str]:
-    me.join_world()
-    training = Training(me.rank)
-    training.steps(0, FIRST)
-    state = training.state()
+    size = me.join_world()
+    training = Plain(me.rank, size, False)
+    run(training, 0, FIRST)
     if me.rank == 0:
-        me.tell(state)
+        me.tell(training.state())
     if me.rank == victim:
-        next(iter(training.model.parameters())).register_hook(lambda _: os._exit(1))
+        next(iter(training.modules[0].parameters())).register_hook(lambda _: os._exit(1))
         training.step(FIRST)
+    kept = training.state()
     try:
         training.step(FIRST)
         raised = "nothing"
     except (comm.PeerLost, comm.GroupInterrupted) as error:
         raised = type(error).__name__
+    me.endpoint.interrupt(epoch=0)
+    training.load(kept)  # batch norm has counted the lost step
     me.endpoint.prepare(epoch=1, changes=me.hear())
     me.tell("prepared")
     assert me.endpoint.wait_staged(epoch=1, ranks=[victim], timeout_s=20)
     me.tell("staged")
     me.endpoint.switch(epoch=1)
-    training.steps(FIRST, LAST)
+    run(training, FIRST, LAST)
     return training.digest(), raised
 
 
 def test_a_member_that_dies_in_backward_is_replaced_and_the_step_redone() -> None:
     size, victim = 3, 2
-    expected = reference(size)
     with gang() as members:
         world = members.world(dies_in_backward, size, victim)
         state = world[0].hear()
-        survivors = world[:2]
-        joiners = replace(members, world, [victim], joiner)
+        stayers, joiners = replacement.prepare(members, world, [victim], replacement.joiner, Plain)
         joiners[0].tell(state)
-        results = [member.result() for member in survivors]
+        results = [one.result() for one in stayers]
         digests = [digest for digest, _ in results] + [joiners[0].result()[0]]
-    assert digests == expected
+    assert digests == replacement.reference(Plain, size)
     assert "PeerLost" in {raised for _, raised in results}
