@@ -1,0 +1,103 @@
+"""The Slurm interface against real daemons: what is asked, what is changed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from tm_slurm.localcluster import LocalCluster
+
+pytestmark = pytest.mark.slurm
+
+QUESTION = str(Path(__file__).with_name("slurm_question.py"))
+
+
+def ask(cluster: LocalCluster, call: str, *arguments: Any, cwd: Path | None = None, **env: str) -> Any:
+    """The answer of `connect().call(*arguments)`, asked beside the controller."""
+    words = [sys.executable, QUESTION, json.dumps([call, arguments])]
+    return json.loads(cluster.run(words, cwd=cwd, env=env, timeout_s=60.0).stdout)
+
+
+def start(cluster: LocalCluster, directory: Path, *options: str, command: str = "exec sleep 600") -> int:
+    """Submit a job of three nodes whose one step has a task on each, and wait until it runs."""
+    command = f"srun --no-kill --kill-on-bad-exit=0 --wait=0 --overlap sh -c '{command}'"
+    words = ["sbatch", "--parsable", "--nodes=3", "--ntasks-per-node=1", "--no-kill", "--requeue", *options]
+    submitted = cluster.run([*words, "--output=/dev/null", f"--wrap={command}"], cwd=directory)
+    job_id = int(submitted.stdout)
+    until(lambda: ask(cluster, "job", job_id)["state"] == "RUNNING")
+    return job_id
+
+
+def test_nodes_give_their_state_reason_and_address(cluster: LocalCluster) -> None:
+    cluster.drain("n2", reason="fan State=IDLE")
+    nodes = ask(cluster, "nodes", ["n1", "n2", "no-such-node"])
+    assert set(nodes) == {"n1", "n2"}
+    assert nodes["n1"]["state"] == "IDLE" and nodes["n1"]["reason"] == ""
+    assert nodes["n2"]["state"] == "IDLE+DRAIN" and nodes["n2"]["reason"] == "fan State=IDLE"
+    assert nodes["n2"]["reason_at"] >= nodes["n2"]["slurmd_start_time"] > nodes["n2"]["boot_time"]
+    assert nodes["n1"]["address"] == cluster.address("n1")
+    assert ask(cluster, "nodes", ["no-such-node"])["raised"] == "SlurmRefused"
+
+
+def test_nodes_are_given_back_one_after_the_other_and_the_batch_host_is_not(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    job_id = start(cluster, tmp_path)
+    job = ask(cluster, "job", job_id)
+    assert len(job["nodes"]) == 3 and job["batch_host"] == job["nodes"][0]
+    batch_host, second, third = job["nodes"]
+    inside = {"SLURM_JOB_ID": str(job_id), "SLURM_JOB_NUM_NODES": "3"}
+    for left, keep in ((third, [batch_host, second]), (second, [batch_host])):
+        cluster.drain(left)
+        assert ask(cluster, "shrink", job_id, keep, cwd=tmp_path, **inside) is None
+        assert ask(cluster, "job", job_id)["nodes"] == keep
+        until(lambda left=left: cluster.node_state(left) == "IDLE+DRAIN")
+    refused = ask(cluster, "shrink", job_id, [third], cwd=tmp_path, **inside)
+    assert refused["raised"] == "SlurmRefused"
+    assert ask(cluster, "job", job_id)["state"] == "RUNNING"
+    assert not list(tmp_path.iterdir()), "scontrol leaves resize scripts where it runs"
+
+
+def test_a_comment_is_seen_by_administrators(cluster: LocalCluster, tmp_path: Path) -> None:
+    job_id = start(cluster, tmp_path)
+    text = "n1 stays: it is the batch host; JobState=FAILED 'x' \"y\""
+    assert ask(cluster, "set_comment", job_id, text) is None
+    job = ask(cluster, "job", job_id)
+    assert (job["comment"], job["state"]) == (text, "RUNNING")
+
+
+def test_a_job_is_requeued_and_cancelled(cluster: LocalCluster, tmp_path: Path) -> None:
+    job_id = start(cluster, tmp_path)
+    assert ask(cluster, "requeue", job_id) is None
+    until(lambda: ask(cluster, "job", job_id)["state"] == "PENDING")
+    assert ask(cluster, "job", job_id)["restarts"] == 1
+    assert ask(cluster, "cancel", job_id) is None
+    until(lambda: ask(cluster, "job", job_id)["state"] == "CANCELLED")
+    assert ask(cluster, "cancel", job_id) is None, "a job that is over already is no error"
+
+
+def test_what_does_not_exist_is_refused_in_slurms_words(cluster: LocalCluster) -> None:
+    for call, arguments in (("job", [987654]), ("shrink", [987654, ["n1"]]), ("requeue", [987654])):
+        answer = ask(cluster, call, *arguments)
+        assert answer["raised"] == "SlurmRefused" and "Invalid job id" in answer["words"], answer
+
+
+def test_a_controller_that_is_not_there_is_no_answer(cluster: LocalCluster, tmp_path: Path) -> None:
+    conf = Path(cluster.environment()["SLURM_CONF"])
+    elsewhere = tmp_path / "slurm.conf"
+    lines = conf.read_text().splitlines()
+    elsewhere.write_text(
+        "\n".join("SlurmctldPort=1" if line.startswith("SlurmctldPort=") else line for line in lines)
+    )
+    answer = ask(cluster, "nodes", ["n1"], SLURM_CONF=str(elsewhere))
+    assert answer["raised"] == "SlurmUnavailable", answer
+
+
+def test_partitions_are_what_a_submission_is_checked_against(cluster: LocalCluster) -> None:
+    (partition,) = ask(cluster, "partitions").values()
+    assert partition["is_default"] and len(partition["nodes"]) == 6
