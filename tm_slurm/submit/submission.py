@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import io
+import logging
 import os
 import re
 import shlex
@@ -67,6 +68,8 @@ class AgentTask:
         job_id = environment.job_id()
         if job_id is None:
             sys.exit("tm_slurm: not in a Slurm job: SLURM_JOB_ID is not set")
+        # submitit has a handler of its own; the agent's would write every line a second time.
+        logging.getLogger("submitit").propagate = False
         code = run(prepare_job_dir(config, job_id, self.submission))
         if code:
             sys.exit(code)
