@@ -29,7 +29,7 @@ def dialling(as_rank: int, to: comm.Endpoint, **options: object) -> comm.Endpoin
         ({"job": "job-2"}, 1, "another job"),
         ({"incarnation": 3}, 1, "stale"),
         ({"incarnation": 5}, 7, "no such rank"),
-        ({"incarnation": 6}, 1, "early"),
+        ({"incarnation": 6}, 1, "stale"),  # not a newcomer: it speaks of no newer epoch
     ],
 )
 def test_the_wrong_process_is_refused_and_told_why(

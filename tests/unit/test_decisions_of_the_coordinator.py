@@ -192,6 +192,15 @@ def test_a_joiner_that_dies_while_preparing_is_replaced_by_another() -> None:
     assert [r.node for r in world.releases()] == ["n3"]
 
 
+def test_a_joiner_whose_process_comes_up_during_the_move_warms_up_for_the_right_rank() -> None:
+    world = started(nodes=5, active=4, batch_host=None)
+    world.state.nodes["n5"].processes.clear()
+    world.event("drain", "n3")
+    assert world.state.move is not None and world.state.move.joiners() == ["n5"]
+    world.spawn("n5")
+    assert world.seats()[2] == "n5"
+
+
 def test_a_standby_that_keeps_failing_is_not_used() -> None:
     world = started(nodes=5, active=4, batch_host=None)
     for _ in range(3):

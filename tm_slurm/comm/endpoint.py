@@ -28,7 +28,8 @@ class Peer:
     Args:
         host: numeric address or name.
         port: TCP port.
-        incarnation: grows with each process that takes over the rank; older ones are refused.
+        incarnation: tells this process from every other that holds, held or will hold the rank. Which of two
+            is the newer shows in the epoch, not here.
     """
 
     host: str
@@ -54,7 +55,7 @@ class Endpoint:
         secret: the job's secret; every connection proves knowledge of it (HMAC-SHA-256, both ways).
         job: the job's name; connections of other jobs are refused.
         host: address to listen at (a port is chosen); also what others must be able to reach.
-        incarnation: this process's number among those that hold, or held, its rank.
+        incarnation: a number that no other process of the job has had.
         timeout_s: of collectives whose group has no timeout of its own, in seconds.
         keepalive_s: a link on which nothing is heard for this many seconds counts as lost; 0 turns this off.
 
@@ -171,9 +172,12 @@ class Endpoint:
         """
         self._native.interrupt(epoch)
 
-    def update(self, *, peers: Mapping[int, Peer]) -> None:
-        """Take newer addresses for ranks; an open link to the same incarnation stays."""
-        self._native.update(_table(peers))
+    def update(self, *, epoch: int, peers: Mapping[int, Peer]) -> None:
+        """Take the addresses that ranks have since `epoch`, unless newer ones are known.
+
+        An open link to the same incarnation stays.
+        """
+        self._native.update(epoch, _table(peers))
 
     def linked(self) -> list[int]:
         """Ranks to which a link is open now."""

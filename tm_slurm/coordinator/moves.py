@@ -23,10 +23,10 @@ class Moves(Deciding):
     # ---- standbys ----
 
     def _standbys_by_preference(self) -> list[Node]:
-        """Standbys that could take ranks, the best first: those that have not failed, warm ones; the batch
+        """Standbys that could take ranks, the best first: warm ones, those that have not failed; the batch
         host last, because a rank that sits there could be moved away again, but its node never given back."""
         free = [node for node in self.state.nodes.values() if node.free_to_join()]
-        return sorted(free, key=lambda n: (n.failures, not self._is_warm(n), n.batch_host, n.name))
+        return sorted(free, key=lambda n: (not self._is_warm(n), n.failures, n.batch_host, n.name))
 
     def _is_warm(self, node: Node) -> bool:
         processes = node.processes.values()
@@ -35,10 +35,15 @@ class Moves(Deciding):
         )
 
     def _warm_standby(self, node: Node) -> None:
-        """Have a standby's processes warm up for the ranks of some active node."""
+        """Have a standby's processes warm up: for the ranks that it is to take, or for those of some active node."""
+        move = self.state.move
+        joining = {pair.joiner: pair for pair in move.pairs} if move is not None else {}
+        ranks = {slot: slot for slot in node.processes}
+        if node.name in joining:
+            ranks = {slot: rank for rank, slot in joining[node.name].ranks.items()}
         for slot, process in node.processes.items():
             if process.wanted_warm is None:
-                self._want_warm(node, slot, slot)
+                self._want_warm(node, slot, ranks[slot])
 
     def _want_warm(self, node: Node, slot: int, rank: int) -> None:
         process = node.processes[slot]
@@ -275,7 +280,7 @@ class Moves(Deciding):
         touched = {peer for peers in move.linked.values() for peer in peers} | set(move.ranks())
         for rank in self.state.seats:
             if rank not in touched:
-                self._tell_rank(rank, {"kind": "peers", "changes": changes})
+                self._tell_rank(rank, {"kind": "peers", "epoch": move.epoch, "changes": changes})
 
     def _moved_fields(self, move: Move, given: Input) -> dict[str, Any]:
         return {

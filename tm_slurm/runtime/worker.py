@@ -65,6 +65,7 @@ class Worker:
         self.epoch = 0
         self.outgoing: Outgoing | None = None
         self.incoming: Incoming | None = None
+        self._layout: Snapshot | None = None
         self._staged: set[int] = set()
         self._cancelled: set[int] = set()
         self._lock = threading.Lock()
@@ -101,6 +102,8 @@ class Worker:
                     host=self.place.host, secret=self.secret, rank=self.rank, epoch=epoch
                 )
             outgoing = self.outgoing
+            if self._layout is not None:
+                outgoing.give_layout(self._layout)
         if not outgoing.wants_layout:
             self._say_prepared(outgoing)
 
@@ -117,7 +120,7 @@ class Worker:
 
     def _on_peers(self, message: Message) -> None:
         """A move that did not touch this rank's links has committed: where its ranks are now."""
-        self.endpoint.update(peers=peers_of(message["changes"]))
+        self.endpoint.update(epoch=int(message["epoch"]), peers=peers_of(message["changes"]))
 
     def _on_go(self, message: Message) -> None:
         if int(message["epoch"]) > self.epoch:
@@ -152,7 +155,8 @@ class Worker:
         are the links open that a step uses."""
         outgoing = self.outgoing
         if outgoing is not None and outgoing.wants_layout:
-            outgoing.give_layout(capture_state())
+            self._layout = capture_state()
+            outgoing.give_layout(self._layout)
             self._say_prepared(outgoing)
 
     def await_state(self, incoming: Incoming) -> None:

@@ -49,7 +49,7 @@ class Endpoint {
   void cancel(uint32_t epoch);
   void switch_to(uint32_t epoch);
   void interrupt(uint32_t epoch);
-  void update(const std::map<int, Address>& peers);
+  void update(uint32_t epoch, const std::map<int, Address>& peers);
   std::vector<int> linked();
   std::map<std::string, int64_t> stats();
   void close();

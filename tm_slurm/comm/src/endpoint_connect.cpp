@@ -141,12 +141,15 @@ Verdict Endpoint::decide(const Identity& remote, Prepared** staged_in) {
   }
   auto it = peers_.find(remote.rank);
   if (it == peers_.end() || !it->second->known) {
-    if (remote.rank == rank_) return remote.incarnation < incarnation_ ? Verdict::kStale : Verdict::kWrongRank;
+    if (remote.rank == rank_) return remote.epoch < epoch_ ? Verdict::kStale : Verdict::kWrongRank;
+    // Two joiners of one epoch: the other one has been told of it already, this one will be in a moment.
+    if (remote.epoch > epoch_) return Verdict::kEarly;
     return Verdict::kUnknownRank;
   }
   Peer& known = *it->second;
-  if (remote.incarnation < known.address.incarnation) return Verdict::kStale;
-  if (remote.incarnation > known.address.incarnation) return Verdict::kEarly;
+  // Incarnations only tell processes apart. Who is newer shows in the epoch that it speaks of.
+  if (remote.incarnation != known.address.incarnation)
+    return remote.epoch > known.since ? Verdict::kEarly : Verdict::kStale;
   if (known.link) return Verdict::kDuplicate;
   if (known.greeting && rank_ > remote.rank) return Verdict::kDuplicate;  // ours will do
   return Verdict::kAccepted;
@@ -189,7 +192,6 @@ void Endpoint::open_link(Peer& peer) {
   peer.problem.clear();
   for (Recv* recv : peer.recvs)
     if (recv->large() && !recv->granted) grant(*recv);
-  make_ready(*peer.link);
 }
 
 void Endpoint::retire(Link& link) {

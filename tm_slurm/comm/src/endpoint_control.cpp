@@ -52,6 +52,7 @@ void Endpoint::configure(int rank, uint32_t epoch, uint64_t term, const std::map
     if (entry.link && !(same_rank && entry.link->incarnation == address.incarnation)) retire(*entry.link);
     entry.known = other != rank;
     entry.address = address;
+    entry.since = epoch;
   }
   for (auto& [other, entry] : peers_) {
     if (entry->greeting) stop_greeting(*entry->greeting);
@@ -187,6 +188,7 @@ void Endpoint::switch_to(uint32_t epoch) {
       if (changed.greeting) stop_greeting(*changed.greeting);
       changed.known = true;
       changed.address = address;
+      changed.since = epoch;
       changed.next_attempt = TimePoint{};
       changed.problem.clear();
       auto staged = links.find(rank);
@@ -201,8 +203,7 @@ void Endpoint::switch_to(uint32_t epoch) {
   }
   while (!prepared_.empty() && prepared_.begin()->first <= epoch) drop_prepared(prepared_.begin());
   for (auto& [id, group] : groups_) group->sequence = 0;
-  if (!retired_.empty()) kick();
-  changed_.notify_all();
+  changed_.notify_all();  // the thread closes old links when it wakes next: not worth a wake-up now
 }
 
 void Endpoint::interrupt(uint32_t epoch) {
@@ -212,17 +213,18 @@ void Endpoint::interrupt(uint32_t epoch) {
   fail_all({Fault::kInterrupted, "interrupted at epoch " + std::to_string(epoch_), -1});
 }
 
-void Endpoint::update(const std::map<int, Address>& peers) {
+void Endpoint::update(uint32_t epoch, const std::map<int, Address>& peers) {
   Session session(*this);
   for (auto& [rank, address] : peers) {
     if (rank == rank_) continue;
     Peer& other = peer(rank);
     if (other.link && other.link->incarnation == address.incarnation) continue;
-    if (other.known && address.incarnation < other.address.incarnation) continue;  // old news
+    if (other.known && epoch < other.since) continue;  // old news
     if (other.link) retire(*other.link);
     if (other.greeting) stop_greeting(*other.greeting);
     other.known = true;
     other.address = address;
+    other.since = epoch;
     other.refused = false;
     other.lost.reset();
     other.next_attempt = TimePoint{};

@@ -84,7 +84,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "prepare",
           [](Endpoint& e, uint32_t epoch, const delta::AddressTable& changes) { e.prepare(epoch, delta::table(changes)); },
           Release())
-      .def("update", [](Endpoint& e, const delta::AddressTable& peers) { e.update(delta::table(peers)); }, Release())
+      .def("update", [](Endpoint& e, uint32_t epoch, const delta::AddressTable& peers) { e.update(epoch, delta::table(peers)); }, Release())
       .def("dial", &Endpoint::dial, Release())
       .def("wait_staged", &Endpoint::wait_staged, Release())
       .def("cancel", &Endpoint::cancel, Release())

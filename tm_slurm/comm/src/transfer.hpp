@@ -156,6 +156,7 @@ struct Peer {
   int rank;
   bool known = false;
   Address address;
+  uint32_t since = 0;  // the epoch at which this address came to hold
   Link* link = nullptr;
   std::optional<Failure> lost;  // the link broke in this epoch
   std::list<Send*> sends;       // in the order they were posted
