@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slurm
 def test_twenty_moves_end_bit_identical(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Callable[..., list[str]]
 ) -> None:
-    gates = [10 + 2 * number for number in range(20)]
-    job = TrainingJob.submit(cluster, tmp_path, gates=gates)
+    gates = [10 + 2 * number for number in range(20)]  # and one after each
+    job = TrainingJob.submit(cluster, tmp_path, gates=[g + after for g in gates for after in (0, 1)])
     job.warm(2)
     for number, gate in enumerate(gates):
         job.at_step(gate - 1)
@@ -28,7 +28,7 @@ def test_twenty_moves_end_bit_identical(
         seats = [rank["node"] for rank in status["ranks"]]
         asked = job.tm_slurm("migrate", str(job.files.job_dir), "--node", seats[number % 2])
         assert asked.returncode == 0, asked.stderr
-        job.open_gate(gate)
+        job.pass_gates(gate, moves=number + 1)
         until(f"move {number + 1}", lambda: len(job.files.notes("moved")) > number)  # noqa: B023
     assert job.finish() == undisturbed()
     assert len(job.files.notes("moved")) == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,7 +49,9 @@ def test_the_sbatch_template_gives_the_same_run(
     config = tmp_path / "config.yaml"
     config.write_text(config_text(tmp_path))
     words = ["sbatch", "--parsable", "--nodes=4", str(TEMPLATE), str(config)]
-    job_id = int(cluster.run(words, cwd=tmp_path, timeout_s=30.0).stdout.split(";")[0])
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # an activated environment
+    submitted = cluster.run(words, cwd=tmp_path, env=environment, timeout_s=30.0)
+    job_id = int(submitted.stdout.split(";")[0])
     job = TrainingJob(cluster, job_id, tmp_path / str(job_id))
     assert job.finish() == undisturbed()
 
@@ -56,13 +59,14 @@ def test_the_sbatch_template_gives_the_same_run(
 def test_a_plain_cluster_runs_the_job_too(
     plain_cluster: LocalCluster, tmp_path: Path, undisturbed: Callable[..., list[str]]
 ) -> None:
-    job = TrainingJob.submit(plain_cluster, tmp_path, gates=[20])
+    job = TrainingJob.submit(plain_cluster, tmp_path, gates=[20, 21, 40])
     job.warm(2)
     node = job.active_nodes()[0]
     plain_cluster.drain(node)
     job.note("event_drain", node=node)
-    job.open_gate(20)
+    job.pass_gates(20)
     job.note("drained", node=node)
+    job.open_gate(40)
     assert job.finish() == undisturbed()
 
 

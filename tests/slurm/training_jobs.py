@@ -72,20 +72,32 @@ class TrainingJob:
                     return entry
             return None
 
+        return self.until(f"{what} {fields}", find)
+
+    def until(self, what: str, test: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+        """As `until` alone, and what has happened so far when it fails."""
         try:
-            return until(f"{what} {fields}", find)
+            return until(what, test, limit_s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
     def at_step(self, step: int) -> None:
-        until(f"step {step}", lambda: any(s["step"] >= step for s in self.files.steps()))
+        self.until(f"step {step}", lambda: any(s["step"] >= step for s in self.files.steps()))
 
     def open_gate(self, step: int) -> None:
         (self.files.job_dir / f"gate-{step}").touch()
 
+    def pass_gates(self, first: int, moves: int = 1) -> None:
+        """With gates at steps `first` and `first` + 1: let a move that was noticed be prepared between them.
+
+        At the first boundary the leaver can say what it has to move; at the second the switch happens."""
+        self.open_gate(first)
+        self.until("the move is prepared", lambda: len(self.files.notes("prepared")) >= moves)
+        self.open_gate(first + 1)
+
     def warm(self, count: int) -> None:
         """Wait until so many standbys are warm."""
-        until(f"{count} warm standbys", lambda: len({n["node"] for n in self.files.notes("warm")}) >= count)
+        self.until(f"{count} warm standbys", lambda: len({n["node"] for n in self.files.notes("warm")}) >= count)
 
     def active_nodes(self) -> list[str]:
         """The nodes that had ranks at the start, in rank order of their names."""
@@ -97,9 +109,9 @@ class TrainingJob:
 
     def finish(self, limit_s: float = LIMIT_S) -> list[str]:
         """Wait for the end, which must be a good one; the digest of every rank."""
-        verdict = until("the job's verdict", self.files.verdict, limit_s)
+        verdict = self.until("the job's verdict", self.files.verdict, limit_s)
         assert verdict["state"] == "completed", f"{verdict}\n{self.story()}"
-        until("Slurm calls the job COMPLETED", lambda: self.info().state == "COMPLETED", 20.0)
+        self.until("Slurm calls the job COMPLETED", lambda: self.info().state == "COMPLETED", 20.0)
         return [str(d) for d in self.files.notes("trained")[-1]["digests"]]
 
     def info(self) -> JobInfo:
