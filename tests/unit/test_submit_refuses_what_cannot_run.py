@@ -175,6 +175,15 @@ def test_sbatch_that_says_no_is_quoted(login: Login) -> None:
     assert not (login.root / "tm-slurm-jobs" / "7").exists()
 
 
+def test_a_job_whose_directory_cannot_be_made_is_withdrawn(login: Login) -> None:
+    (login.root / "tm-slurm-jobs" / "7").mkdir(parents=True)
+    (login.root / "tm-slurm-jobs" / "7" / "thesis.tex").touch()
+    login.program("scancel", f"echo \"$@\" > '{login.root}/cancelled'")
+    result = login.submit()
+    assert result.exit_code == 1 and result.stderr.endswith("; job 7 was cancelled\n")
+    assert (login.root / "cancelled").read_text() == "7\n"
+
+
 def test_a_controller_that_does_not_answer_is_said(login: Login) -> None:
     login.program("scontrol", "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
     result = login.submit()

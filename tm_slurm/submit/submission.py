@@ -22,8 +22,8 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from tm_slurm.config import Config, dump, loads, minutes_of
-from tm_slurm.slurm import environment
-from tm_slurm.submit.job_dir import new_submission, prepare_job_dir, shared_root
+from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
+from tm_slurm.submit.job_dir import JobDirError, new_submission, prepare_job_dir, shared_root
 from tm_slurm.submit.resources import cpus_per_node, gpus_per_node, memory_of, step_options
 
 SUBMIT_TIMEOUT_S = 60
@@ -70,7 +70,11 @@ class AgentTask:
             sys.exit("tm_slurm: not in a Slurm job: SLURM_JOB_ID is not set")
         # submitit has a handler of its own; the agent's would write every line a second time.
         logging.getLogger("submitit").propagate = False
-        code = run(prepare_job_dir(config, job_id, self.submission))
+        try:
+            job_dir = prepare_job_dir(config, job_id, self.submission)
+        except JobDirError as error:
+            sys.exit(f"tm_slurm: {error}")
+        code = run(job_dir)
         if code:
             sys.exit(code)
         return code
@@ -145,7 +149,10 @@ def submit(config: Config) -> Submitted:
     except OSError as error:
         raise SubmissionFailed(f"{folder}: {error.strerror}") from error
     job_id = int(job.job_id)
-    job_dir = prepare_job_dir(config, job_id, submission)
+    try:
+        job_dir = prepare_job_dir(config, job_id, submission)
+    except JobDirError as error:
+        raise JobDirError(f"{error}; {_withdraw(job_id)}") from error
     log = Path(str(job.paths.stdout))
     link = job_dir / "logs" / "job.log"
     if not link.is_symlink():
@@ -189,6 +196,15 @@ def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
         "srun_args": step_options(config),
         "teardown": [f'{python} -m tm_slurm.submit.verdict "$job_dir"'],
     }
+
+
+def _withdraw(job_id: int) -> str:
+    """Cancel a job that cannot run; return what became of it."""
+    try:
+        connect().cancel(job_id)
+    except (SlurmRefused, SlurmUnavailable) as error:
+        return f"job {job_id} is still in the queue: {error}"
+    return f"job {job_id} was cancelled"
 
 
 def _sweep(folder: Path) -> None:
