@@ -39,7 +39,7 @@ class Options:
 
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
-    batch_size: int = 16
+    batch_size: int = 8
     learning_rate: float = 3e-3
     warmup_steps: int = 20
     weight_decay: float = 0.1
