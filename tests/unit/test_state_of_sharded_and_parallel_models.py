@@ -75,6 +75,19 @@ def test_the_moments_of_a_sharded_parameter_are_sharded_too() -> None:
         assert type(moment) is type(parameter) and moment.placements == parameter.placements
 
 
+def test_parameters_that_an_evaluation_left_gathered_are_shards_again() -> None:
+    leaver, joiner = stepped(sharded(1), 1), stepped(sharded(2), 1)
+    before = digest(leaver)
+    with torch.no_grad():
+        leaver["model"](torch.randn(4, 16))
+    assert digest(leaver) == before
+    with torch.no_grad():
+        leaver["model"](torch.randn(4, 16))
+        joiner["model"](torch.randn(4, 16))
+    move(leaver, joiner)
+    assert digest(joiner) == before
+
+
 def test_names_do_not_depend_on_the_parallel_wrapper() -> None:
     leaver, joiner = stepped(parallel(1), 1), stepped(plain(2), 1)
     move(leaver, joiner)

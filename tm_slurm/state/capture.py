@@ -9,7 +9,16 @@ from typing import Any
 import torch
 
 from tm_slurm.state.collecting import no_garbage_collection
-from tm_slurm.state.entries import GENERATOR, MODULE, OBJECT, OPTIMIZER, plain_name, state_entries, unwrapped
+from tm_slurm.state.entries import (
+    GENERATOR,
+    MODULE,
+    OBJECT,
+    OPTIMIZER,
+    plain_name,
+    reshard,
+    state_entries,
+    unwrapped,
+)
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.generators import read_generator, read_generators
 from tm_slurm.state.tensors import local_parts, same_memory_key
@@ -122,6 +131,7 @@ def capture(state: Mapping[str, Any], step: int, *, generators: bool = True) -> 
     for key, kind, value in state_entries(state):
         snapshot.kinds[key] = naming.kind = kind
         if kind == MODULE:
+            reshard(value)
             snapshot.tree[key] = _capture_module(key, unwrapped(value), naming)
         elif kind == OPTIMIZER:
             snapshot.tree[key] = _capture_optimizer(key, value, naming)

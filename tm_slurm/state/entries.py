@@ -57,6 +57,16 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "").replace("._orig_mod", "")
 
 
+def reshard(module: torch.nn.Module) -> None:
+    """Puts FSDP2 modules that a forward pass left gathered (an evaluation does) back to their shards.
+
+    No collective: only the gathered copies are let go.
+    """
+    for part in module.modules():
+        if any(base.__name__ == "FSDPModule" for base in type(part).__mro__):
+            part.reshard()  # type: ignore[operator]
+
+
 def drop_gradients(state: Mapping[str, Any]) -> None:
     """Sets every gradient to None, as `zero_grad()` does. Gradients are not state (see `restore`)."""
     for _, kind, value in state_entries(state):
