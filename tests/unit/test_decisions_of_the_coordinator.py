@@ -51,7 +51,6 @@ def test_a_drained_node_is_left_and_given_back() -> None:
     world.event("drain", "n3")
     assert world.seats() == {0: "n2", 1: "n6", 2: "n4", 3: "n5"}
     assert [r.node for r in world.releases()] == ["n3"]
-    assert world.releases()[0].keep == ("n1", "n2", "n4", "n5", "n6")
     assert world.state.nodes["n3"].standing == "released" and world.state.epoch == 1
 
 
@@ -254,6 +253,14 @@ def test_an_active_rank_that_dies_ends_the_job_with_its_name() -> None:
     world.give({"kind": "process_exited", "node": "n3", **exited})
     reason = world.ends()[0].reason
     assert "rank 1" in reason and "n3" in reason and "SIGKILL" in reason and "x.log" in reason
+
+
+def test_a_script_that_never_calls_run_ends_the_job_at_once() -> None:
+    world = World()
+    world.give({"kind": "node_joined", "node": "n3"})
+    exited = {"slot": 0, "incarnation": 5, "code": 0, "how": "exit code 0", "log": "x.log"}
+    world.give({"kind": "process_exited", "node": "n3", **exited})
+    assert "n3" in world.ends()[0].reason and "tm_slurm.run" in world.ends()[0].reason
 
 
 def test_news_of_an_earlier_incarnation_changes_nothing() -> None:

@@ -17,10 +17,9 @@ class Tell:
 
 @dataclass(frozen=True)
 class Release:
-    """Give a node back to Slurm by shrinking the job to `keep`."""
+    """Give a node back to Slurm by shrinking the job."""
 
     node: str
-    keep: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ class Decisions(Moves):
         node = self.state.nodes[given["node"]]
         process = self._known(given)
         if process is None:
+            self._unheard_exit(node, given)
             return
         del node.processes[process.slot]
         if node.standing in ("active", "expected"):
@@ -162,6 +163,21 @@ class Decisions(Moves):
             self._standby_exit(node, given)
         if node.standing == "leaving" and not node.processes:
             self._emptied(node)
+
+    def _unheard_exit(self, node: Node, given: Input) -> None:
+        """A process has ended before it ever reported; the end of one that was replaced is no news."""
+        if int(given["slot"]) in node.processes or self.state.finishing:
+            return
+        if node.standing == "expected" and not self.state.started:
+            how = f"ended with {given['how']} before it called tm_slurm.run"
+            log = given.get("log", "none")
+            self._end(
+                "failed",
+                1,
+                f"the rank process in slot {given['slot']} of node {node.name} {how}; its log: {log}",
+            )
+        elif node.standing == "standby":
+            self._standby_exit(node, given)
 
     def _active_exit(self, node: Node, process: Process, given: Input) -> None:
         ranks = [rank for rank, slot in self.state.ranks_on(node.name).items() if slot == process.slot]
@@ -315,7 +331,10 @@ class Decisions(Moves):
         self.leader_node = given["node"]
         for node in self.state.nodes.values():
             if node.standing == "leaving" and not node.processes:
-                self._emptied(node) if node.agent_up else self._release(node)
+                if node.agent_up:
+                    self._emptied(node)
+                else:
+                    self.actions.append(Release(node.name))
 
     def _successor(self) -> str | None:
         candidates = [n for n in self.state.nodes.values() if n.agent_up and n.name != self.leader_node]
@@ -334,22 +353,14 @@ class Decisions(Moves):
         )
 
     def _on_agent_retired(self, given: Input) -> None:
-        """The agent has said its last word. Its node may be taken only when its process has ended: Slurm kills
-        what is left, and a killed task would make the job's step a failed one."""
+        """The agent has said its last word. Its node may be taken only when its process has ended: Slurm
+        kills what is left, and a killed task would make the job's step a failed one."""
         self.state.nodes[given["node"]].agent_up = False
 
     def _on_agent_gone(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]
         if node.standing == "leaving":
-            self._release(node)
-
-    def _release(self, node: Node) -> None:
-        keep = tuple(
-            name
-            for name in self.state.plan.order
-            if name != node.name and self.state.nodes[name].standing != "released"
-        )
-        self.actions.append(Release(node.name, keep))
+            self.actions.append(Release(node.name))
 
     def _on_released(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]
@@ -360,6 +371,7 @@ class Decisions(Moves):
     def _on_node_drained(self, given: Input) -> None:
         """Slurm says that a released node is DRAINED: the administrator has it."""
         node = self.state.nodes[given["node"]]
+        node.drained = True
         took = self.now - node.notice.at if node.notice else None
         self._note("drained", node=node.name, state=given["state"], after_notice_s=took)
 

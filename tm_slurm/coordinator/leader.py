@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from tm_slurm.coordinator.decide import Decisions
 from tm_slurm.coordinator.election import LeaderFile, Leadership, write_atomically
 from tm_slurm.coordinator.journal import Journal
 from tm_slurm.coordinator.model import JobState, Plan
+from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
-from tm_slurm.events import Event, EventError, NodeWatch
+from tm_slurm.events import Event, EventError
 from tm_slurm.observe.record import Record
-from tm_slurm.slurm import Slurm, SlurmRefused, SlurmUnavailable
+from tm_slurm.slurm import Slurm
 
 log = logging.getLogger("tm_slurm.leader")
 
@@ -50,7 +50,6 @@ FROM_AGENTS = frozenset(
 
 HANDSHAKE_TIMEOUT_S = 5.0
 TICK_S = 0.1
-COMMENT_INTERVAL_S = 1.0
 FAREWELL_S = 8.0
 RETIRED_LIMIT_S = 5.0
 """A retired agent whose process has not ended by then is not waited for: Slurm will end it."""
@@ -91,17 +90,12 @@ class Leader:
         self._attempt = attempt
         self._leadership = leadership
         self._secret = secret
-        self._slurm = slurm
         self._limits = limits
         self._agents: dict[str, Channel] = {}
         self._gone_at: dict[str, float] = {}
         self._retired_at: dict[str, float] = {}
         self._left = asyncio.Event()
         self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._background: set[asyncio.Task[None]] = set()
-        self._watch = NodeWatch()
-        self._await_drained: set[str] = set()
-        self._comment: str | None = None
         self._started_at = time.time()
         self._record = Record(job_dir, plan.world_size)
         path = job_dir / f"journal.{attempt}.jsonl"
@@ -111,6 +105,16 @@ class Leader:
             self._decisions.handle(given)
             self._replayed += 1
         self._journal = Journal(path)
+        self._slurm_side: SlurmSide | None = None
+        if slurm is not None and job_id is not None:
+            self._slurm_side = SlurmSide(
+                slurm=slurm,
+                job_id=job_id,
+                leader_node=node,
+                state=self._decisions.state,
+                feed=self._feed,
+                poll_interval_s=limits.poll_interval_s,
+            )
         if self._replayed == 0:
             (job_dir / "verdict.json").unlink(missing_ok=True)
 
@@ -127,15 +131,14 @@ class Leader:
         self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
         log.info("leading node=%s term=%d replayed=%d", self.node, self._leadership.term, self._replayed)
         loops = [asyncio.create_task(self._tick_for_ever())]
-        if self._slurm is not None:
-            loops.append(asyncio.create_task(self._poll_for_ever(self._slurm)))
-            loops.append(asyncio.create_task(self._comment_for_ever(self._slurm)))
+        if self._slurm_side is not None:
+            loops += self._slurm_side.start()
         try:
             outcome = await first_of(self._outcome, loops)
             if outcome == "ended":
                 await self._farewell()
         finally:
-            for task in (*loops, *self._background):
+            for task in loops:
                 task.cancel()
             server.close()
             for channel in self._agents.values():
@@ -237,9 +240,10 @@ class Leader:
             elif isinstance(action, Note):
                 self._noted(action)
             elif isinstance(action, Release):
-                self._in_background(self._release(action))
+                self._release(action.node)
             elif isinstance(action, Comment):
-                self._comment = action.text
+                if self._slurm_side is not None:
+                    self._slurm_side.comment(action.text)
             elif isinstance(action, Resign):
                 self._resign_to(action.to)
             elif isinstance(action, End):
@@ -259,17 +263,12 @@ class Leader:
         if note.what == "moved":
             self._record.moved(note.fields)
 
-    async def _release(self, action: Release) -> None:
-        if self._slurm is None or self._job_id is None:
-            self._feed({"kind": "release_refused", "node": action.node, "why": "there is no Slurm job"})
-            return
-        try:
-            await asyncio.to_thread(self._slurm.shrink, self._job_id, action.keep)
-        except (SlurmRefused, SlurmUnavailable) as error:
-            self._feed({"kind": "release_refused", "node": action.node, "why": str(error)})
-            return
-        self._await_drained.add(action.node)
-        self._feed({"kind": "released", "node": action.node})
+    def _release(self, node: str) -> None:
+        if self._slurm_side is not None:
+            self._slurm_side.release(node)
+        else:
+            refused = {"kind": "release_refused", "node": node, "why": "there is no Slurm job"}
+            asyncio.get_running_loop().call_soon(self._feed, refused)
 
     def _resign_to(self, node: str) -> None:
         channel = self._agents.get(node)
@@ -337,42 +336,6 @@ class Leader:
             if now - retired_at > RETIRED_LIMIT_S:
                 del self._retired_at[node]
                 self._feed({"kind": "agent_gone", "node": node})
-
-    async def _poll_for_ever(self, slurm: Slurm) -> None:
-        names = list(self.state.nodes)
-        while True:
-            try:
-                nodes = await asyncio.to_thread(slurm.nodes, names)
-            except (SlurmUnavailable, SlurmRefused) as error:
-                log.warning("poll failed, nothing is concluded from it reason=%s", error)
-                nodes = None
-            events = self._watch.observe(nodes, time.time())
-            if events:
-                self._feed({"kind": "events", "events": [event.to_json() for event in events]})
-            for name in list(self._await_drained):
-                if nodes is not None and name in nodes and nodes[name].state.is_drained:
-                    self._await_drained.discard(name)
-                    self._feed({"kind": "node_drained", "node": name, "state": str(nodes[name].state)})
-            await asyncio.sleep(0.2 if self._await_drained else self._limits.poll_interval_s)
-
-    async def _comment_for_ever(self, slurm: Slurm) -> None:
-        said: str | None = None
-        while True:
-            text = self._comment
-            if text is not None and text != said and self._job_id is not None:
-                try:
-                    await asyncio.to_thread(
-                        slurm.set_comment, self._job_id, text.replace("JOBID", str(self._job_id))
-                    )
-                    said = text
-                except (SlurmUnavailable, SlurmRefused) as error:
-                    log.warning("the job comment could not be set reason=%s", error)
-            await asyncio.sleep(COMMENT_INTERVAL_S)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     # ---- what people read ----
 

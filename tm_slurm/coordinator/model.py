@@ -61,6 +61,7 @@ class Node:
     notice: Notice | None = None
     failures: int = 0
     kept_because: str = ""
+    drained: bool = False
 
     def free_to_join(self) -> bool:
         """Whether ranks may be moved here."""
@@ -92,7 +93,8 @@ class Move:
     sources: dict[int, list[Any]] = field(default_factory=dict)
     """leaving rank → [host, port] where its state can be fetched"""
     joined: set[int] = field(default_factory=set)
-    resumed: set[int] = field(default_factory=set)
+    resumed: dict[int, dict[str, float]] = field(default_factory=dict)
+    """moved rank → the bytes that its joiner received, and in how many seconds"""
     stop_asked: bool = False
     stop_reason: str = ""
     prepared_at: float = 0.0

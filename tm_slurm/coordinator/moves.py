@@ -35,7 +35,8 @@ class Moves(Deciding):
         )
 
     def _warm_standby(self, node: Node) -> None:
-        """Have a standby's processes warm up: for the ranks that it is to take, or for those of some active node."""
+        """Have a standby's processes warm up: for the ranks that it is to take, or for those of some active
+        node."""
         move = self.state.move
         joining = {pair.joiner: pair for pair in move.pairs} if move is not None else {}
         ranks = {slot: slot for slot in node.processes}
@@ -75,8 +76,7 @@ class Moves(Deciding):
             return
         state.last_epoch += 1
         state.move = Move(state.last_epoch, pairs, self.now)
-        described = [{"leaver": p.leaver, "joiner": p.joiner, "ranks": sorted(p.ranks)} for p in pairs]
-        self._note("prepare", epoch=state.move.epoch, pairs=described)
+        self._note("prepare", epoch=state.move.epoch, pairs=described(pairs))
         self._repeat_move()
 
     def _say_waiting(self, leaver: Node) -> None:
@@ -240,7 +240,7 @@ class Moves(Deciding):
     def _on_switch_expired(self, given: Input) -> None:
         move = self._move_of(given)
         if move is not None:
-            late = sorted(set(move.ranks()) - move.resumed)
+            late = sorted(set(move.ranks()) - set(move.resumed))
             where = ", ".join(sorted({move.ranks()[rank].joiner for rank in late}))
             self._end("failed", 1, f"ranks {late} did not resume on {where} at epoch {move.epoch}")
 
@@ -257,8 +257,11 @@ class Moves(Deciding):
         move = self._move_of(given)
         if move is None:
             return
-        move.resumed.add(int(given["rank"]))
-        if move.resumed != set(move.ranks()):
+        move.resumed[int(given["rank"])] = {
+            "bytes": given.get("bytes", 0),
+            "state_s": given.get("state_s", 0.0),
+        }
+        if set(move.resumed) != set(move.ranks()):
             return
         state = self.state
         self._tell_untouched(move)
@@ -283,9 +286,18 @@ class Moves(Deciding):
                 self._tell_rank(rank, {"kind": "peers", "epoch": move.epoch, "changes": changes})
 
     def _moved_fields(self, move: Move, given: Input) -> dict[str, Any]:
+        """`bytes`: what the joiner with most to receive got; `state_s`: the longest transfer."""
+        received = [sum(move.resumed[rank]["bytes"] for rank in pair.ranks) for pair in move.pairs]
         return {
             "epoch": move.epoch,
             "step": given.get("step"),
-            "pairs": [{"leaver": p.leaver, "joiner": p.joiner, "ranks": sorted(p.ranks)} for p in move.pairs],
+            "pairs": described(move.pairs),
             "prepare_s": move.prepared_at - move.started_at,
+            "bytes": max(received),
+            "state_s": max(report["state_s"] for report in move.resumed.values()),
         }
+
+
+def described(pairs: list[Pair]) -> list[dict[str, Any]]:
+    """Pairs as the timeline shows them."""
+    return [{"leaver": pair.leaver, "joiner": pair.joiner, "ranks": sorted(pair.ranks)} for pair in pairs]

@@ -1,0 +1,129 @@
+"""What the leader does with Slurm: asks for the nodes' states, gives nodes back, sets the job's comment.
+
+Slurm commands take time, so they run in threads beside the decisions; what comes of them is fed back as
+inputs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tm_slurm.coordinator.model import JobState
+from tm_slurm.events import NodeWatch
+from tm_slurm.slurm import Slurm, SlurmRefused, SlurmUnavailable
+
+log = logging.getLogger("tm_slurm.leader")
+
+COMMENT_INTERVAL_S = 1.0
+AWAIT_DRAINED_INTERVAL_S = 0.2
+"""Between polls while a node that was given back is not DRAINED yet."""
+
+RELEASE_TOGETHER_S = 1.0
+"""How long a node that is ready to be given back waits for others that are about to be."""
+
+
+class SlurmSide:
+    """`feed` takes an input of the decisions; `state` is theirs, and is only read here."""
+
+    def __init__(
+        self,
+        *,
+        slurm: Slurm,
+        job_id: int,
+        leader_node: str,
+        state: JobState,
+        feed: Callable[[dict[str, Any]], None],
+        poll_interval_s: float,
+    ) -> None:
+        self._slurm = slurm
+        self._job_id = job_id
+        self._leader_node = leader_node
+        self._state = state
+        self._feed = feed
+        self._poll_interval_s = poll_interval_s
+        self._watch = NodeWatch()
+        self._to_release: asyncio.Queue[str] = asyncio.Queue()
+        self._comment: str | None = None
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """The tasks that do it all, until they are cancelled."""
+        works = (self._poll_for_ever(), self._comment_for_ever(), self._release_for_ever())
+        return [asyncio.create_task(work) for work in works]
+
+    def release(self, node: str) -> None:
+        """Give a node back as soon as may be."""
+        self._to_release.put_nowait(node)
+
+    def comment(self, text: str) -> None:
+        """Have the job's comment say this; of several texts within a second, the last."""
+        self._comment = text
+
+    async def _release_for_ever(self) -> None:
+        """Give nodes back, those that leave together in one update: a Slurm without accounting storage may
+        let a job be resized only once."""
+        while True:
+            nodes = {await self._to_release.get()}
+            deadline = time.monotonic() + RELEASE_TOGETHER_S
+            while self._others_leaving(nodes) and time.monotonic() < deadline:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    nodes.add(await asyncio.wait_for(self._to_release.get(), deadline - time.monotonic()))
+            keep = [
+                n.name for n in self._state.nodes.values() if n.standing != "released" and n.name not in nodes
+            ]
+            try:
+                await asyncio.to_thread(self._slurm.shrink, self._job_id, keep)
+            except (SlurmRefused, SlurmUnavailable) as error:
+                for node in sorted(nodes):
+                    self._feed({"kind": "release_refused", "node": node, "why": str(error)})
+                continue
+            for node in sorted(nodes):
+                self._feed({"kind": "released", "node": node})
+
+    def _others_leaving(self, nodes: set[str]) -> bool:
+        """Whether another node is about to be ready to be given back, too."""
+        return any(
+            node.standing == "leaving" and node.name not in nodes and node.name != self._leader_node
+            for node in self._state.nodes.values()
+        )
+
+    async def _poll_for_ever(self) -> None:
+        names = list(self._state.nodes)
+        while True:
+            try:
+                nodes = await asyncio.to_thread(self._slurm.nodes, names)
+            except (SlurmUnavailable, SlurmRefused) as error:
+                log.warning("poll failed, nothing is concluded from it reason=%s", error)
+                nodes = None
+            events = self._watch.observe(nodes, time.time())
+            if events:
+                self._feed({"kind": "events", "events": [event.to_json() for event in events]})
+            for name in self._awaited():
+                if nodes is not None and name in nodes and nodes[name].state.is_drained:
+                    self._feed({"kind": "node_drained", "node": name, "state": str(nodes[name].state)})
+            await asyncio.sleep(AWAIT_DRAINED_INTERVAL_S if self._awaited() else self._poll_interval_s)
+
+    def _awaited(self) -> list[str]:
+        """Nodes that were given back, and that Slurm does not call DRAINED yet."""
+        nodes = self._state.nodes.values()
+        return [n.name for n in nodes if n.standing == "released" and n.notice is not None and not n.drained]
+
+    async def _comment_for_ever(self) -> None:
+        said: str | None = None
+        while True:
+            text = self._comment
+            if text is not None and text != said:
+                try:
+                    await asyncio.to_thread(
+                        self._slurm.set_comment, self._job_id, text.replace("JOBID", str(self._job_id))
+                    )
+                    said = text
+                except SlurmRefused as error:
+                    said = text
+                    log.warning("Slurm refused the job comment reason=%s", error)
+                except SlurmUnavailable as error:
+                    log.warning("the job comment could not be set yet reason=%s", error)
+            await asyncio.sleep(COMMENT_INTERVAL_S)
