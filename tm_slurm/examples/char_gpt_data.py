@@ -35,7 +35,7 @@ class Text:
 
 
 class Batches:
-    """A rank's batches. Nothing in it moves; its state makes sure that every node reads the same text."""
+    """A rank's batches. Its state is whose they are, and which text every node must have read."""
 
     def __init__(self, text: Text, *, batch_size: int, context: int, seed: int, rank: int) -> None:
         shortest = min(len(text.train), len(text.validation))
@@ -66,11 +66,12 @@ class Batches:
         return {"text": self.text.fingerprint, "seed": self._seed, "rank": self._rank}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state != self.state_dict():
+        if state["text"] != self.text.fingerprint:
             raise ValueError(
-                f"expected {state}, found {self.state_dict()}: every node must read the same files, with "
-                "the same options"
+                f"this node reads another text (fingerprint {self.text.fingerprint}, expected {state['text']}); "
+                "every node needs the same files"
             )
+        self._seed, self._rank = state["seed"], state["rank"]
 
 
 def read_text(options: DataOptions) -> Text:
