@@ -44,7 +44,7 @@ class Plain(Training):
         self.optimizers[0].step()
 
     def warm_up(self, endpoint: Any) -> None:
-        """Three shadow steps: by then DDP, with a static graph too, has laid its buckets out as everybody has."""
+        """Three shadow steps: by then DDP, static graph or not, has laid its buckets out as others have."""
         for _ in range(3):
             super().warm_up(endpoint)
 

@@ -1,4 +1,4 @@
-"""FSDP2, tensor parallel, pipelines, meshes, ZeRO and checkpoints: a replacement in the middle changes no bit."""
+"""FSDP2, tensor parallel, pipelines, meshes, ZeRO, checkpoints: a replacement halfway changes no bit."""
 
 from __future__ import annotations
 

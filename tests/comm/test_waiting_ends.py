@@ -1,4 +1,4 @@
-"""Nothing waits for ever: interrupts, timeouts, frozen, silent, dead, disagreeing peers, no descriptors left."""
+"""Nothing waits for ever: interrupts, timeouts, frozen, silent, dead, disagreeing peers, no descriptors."""
 
 from __future__ import annotations
 
@@ -163,3 +163,21 @@ def test_no_descriptor_left_is_a_clear_error() -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert any("no file descriptor left" in text and f"limit {used + 3}" in text for text in failures)
+
+
+def test_monitored_barrier_names_whoever_does_not_come() -> None:
+    with world(3) as w:
+        options = dist.BarrierOptions()
+        options.timeout = timedelta(milliseconds=200)
+        threads = [
+            threading.Thread(target=of.monitored_barrier, args=(timedelta(seconds=5), True))
+            for of in w.backends[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        w.backends[0].monitored_barrier(timedelta(seconds=5), True)
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+        with pytest.raises(comm.CollectiveTimeout, match=r"rank 1.*rank 2"):
+            w.backends[0].monitored_barrier(timedelta(milliseconds=200), True)

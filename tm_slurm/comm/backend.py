@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch.distributed
 
@@ -25,7 +25,7 @@ class _Options(Protocol):
 
 class _Current:
     endpoint: Endpoint | None = None
-    groups: Counter[tuple[int, ...]] = Counter()  # made since the default group, by their ranks
+    groups: ClassVar[Counter[tuple[int, ...]]] = Counter()  # made since the default group, by their ranks
 
 
 def group_identity(name: str, ranks: Sequence[int]) -> int:

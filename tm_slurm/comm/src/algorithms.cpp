@@ -299,6 +299,26 @@ Task barrier(Operation& op) {
   }
 }
 
+Task monitored_barrier(Operation& op) {
+  if (op.group.rank != 0) {
+    {
+      Send here(op, at(op, 0), key(op, 0), nullptr, 0);
+      co_await here;
+    }
+    Recv go(op, at(op, 0), key(op, 1), nullptr, 0);
+    co_await go;
+    co_return;
+  }
+  std::vector<std::unique_ptr<Recv>> reports;
+  for (int rank = 1; rank < op.group.size(); rank++)
+    reports.push_back(std::make_unique<Recv>(op, at(op, rank), key(op, 0), nullptr, 0));
+  for (size_t i = 0; i < reports.size(); i++) co_await *reports[i];
+  std::vector<std::unique_ptr<Send>> releases;
+  for (int rank = 1; rank < op.group.size(); rank++)
+    releases.push_back(std::make_unique<Send>(op, at(op, rank), key(op, 1), nullptr, 0));
+  for (size_t i = 0; i < releases.size(); i++) co_await *releases[i];
+}
+
 Task send_to(Operation& op, int to, uint32_t tag, ConstSpan data) {
   MessageKey message{op.endpoint.epoch(), op.group.id, point_to_point_tag(tag, 0)};
   Send send(op, at(op, to), message, data.data, data.bytes);

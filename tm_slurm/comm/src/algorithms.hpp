@@ -29,6 +29,8 @@ Task gather(Operation& op, int root, ConstSpan own, std::vector<Span> parts);
 Task scatter(Operation& op, int root, Span own, std::vector<ConstSpan> parts);
 Task all_to_all(Operation& op, std::vector<ConstSpan> out, std::vector<Span> in);
 Task barrier(Operation& op);
+// Everybody reports to rank 0, which waits for all and then lets them go: its timeout names who is missing.
+Task monitored_barrier(Operation& op);
 Task send_to(Operation& op, int to, uint32_t tag, ConstSpan data);
 Task recv_from(Operation& op, int from, uint32_t tag, Span data);  // from < 0: any
 

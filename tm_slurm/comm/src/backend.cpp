@@ -153,6 +153,15 @@ DeltaBackend::WorkPtr DeltaBackend::barrier(const c10d::BarrierOptions& options)
   return start(c10d::OpType::BARRIER, "tm:barrier", {}, limit(options.timeout), std::move(pieces));
 }
 
+void DeltaBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /* always all ranks */) {
+  if (sandboxed()) return;
+  Piece piece;
+  piece.body = [](Operation& operation) { return monitored_barrier(operation); };
+  std::vector<Piece> pieces;
+  pieces.push_back(std::move(piece));
+  start(c10d::OpType::BARRIER, "tm:monitored_barrier", {}, limit(options.timeout), std::move(pieces))->wait();
+}
+
 DeltaBackend::WorkPtr DeltaBackend::send(Tensors& tensors, int to, int tag) {
   check_single(tensors, "send");
   TORCH_CHECK(to >= 0 && to < getSize() && to != getRank(), "send: expected another rank below ", getSize(),

@@ -151,8 +151,7 @@ Endpoint::Session::Session(Endpoint& endpoint) : lock(endpoint.mutex_, std::defe
 
 Endpoint::Session::~Session() {
   endpoint_.run();
-  if (!endpoint_.ready_.empty() || !endpoint_.retired_.empty() || endpoint_.next_tick_ < endpoint_.wake_at_)
-    endpoint_.kick();
+  if (!endpoint_.ready_.empty() || endpoint_.next_tick_ < endpoint_.wake_at_) endpoint_.kick();
   Finished finished = std::move(endpoint_.finished_);
   endpoint_.finished_.clear();
   lock.unlock();
