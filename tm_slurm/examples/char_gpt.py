@@ -72,7 +72,7 @@ def warm_up(warmup_steps: int, step: int) -> float:
 def train_step(state: dict[str, Any], step: int) -> dict[str, Any]:
     """One step. Metrics: `loss`, in nats per byte of this rank's batch.
 
-    Every `eval_every` steps rank 0 adds `validation_bits_per_byte`.
+    Every `eval_every` steps rank 0 adds, and prints, `validation_bits_per_byte`.
     """
     options, role, model = state["options"], state["role"], state["model"]
     inputs, targets = (part.to(role.device) for part in state["data"].training(step))
@@ -84,7 +84,8 @@ def train_step(state: dict[str, Any], step: int) -> dict[str, Any]:
     state["schedule"].step()
     metrics = {"loss": loss.detach()}
     if role.rank == 0 and options.eval_every and (step + 1) % options.eval_every == 0:
-        metrics["validation_bits_per_byte"] = evaluate(state, options.eval_batches)
+        metrics["validation_bits_per_byte"] = found = evaluate(state, options.eval_batches)
+        print(f"char_gpt: step={step + 1} loss={loss:.3f} validation_bits_per_byte={found:.3f}", flush=True)
     return metrics
 
 

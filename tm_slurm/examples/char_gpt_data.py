@@ -68,8 +68,8 @@ class Batches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["text"] != self.text.fingerprint:
             raise ValueError(
-                f"this node reads another text: fingerprint {self.text.fingerprint}, expected {state['text']}; "
-                "every node needs the same files"
+                f"this node reads another text: its fingerprint is {self.text.fingerprint}, "
+                f"expected {state['text']}; every node needs the same files"
             )
         self._seed, self._rank = state["seed"], state["rank"]
 
