@@ -44,8 +44,11 @@ test: setup ## All tests, those against real Slurm daemons too
 test-unit: setup ## The tests that need neither Slurm nor seconds
 	$(BIN)/python -m pytest tests/unit
 
-bench: setup ## All benchmarks; JSON in build/bench
-	$(BIN)/python -m tests.bench
+bench: setup ## All benchmarks; JSON in build/bench (one alone: make bench-comm)
+	@for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+bench-%: setup
+	$(BIN)/python tests/bench/bench_$*.py
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -48,6 +48,9 @@ FROM_AGENTS = frozenset(
 )
 """Inputs that an agent may bring."""
 
+MALFORMED = (KeyError, TypeError, ValueError)
+"""What the decisions raise for a message that lacks something, or has it in the wrong type."""
+
 HANDSHAKE_TIMEOUT_S = 5.0
 TICK_S = 0.1
 FAREWELL_S = 8.0
@@ -102,7 +105,8 @@ class Leader:
         self._decisions = Decisions(JobState.initial(plan), node)
         self._replayed = 0
         for given in Journal.replay(path):
-            self._decisions.handle(given)
+            with contextlib.suppress(*MALFORMED):  # as it was refused when it came
+                self._decisions.handle(given)
             self._replayed += 1
         self._journal = Journal(path)
         self._slurm_side: SlurmSide | None = None
@@ -201,9 +205,15 @@ class Leader:
         elif kind in FROM_AGENTS:
             if kind == "agent_retired":
                 self._retired_at[node] = time.time()
-            self._feed({**message, "node": node})
+            self._take(node, message)
         else:
             log.warning("refused a message node=%s kind=%s reason=unknown kind", node, kind)
+
+    def _take(self, node: str, message: dict[str, Any]) -> None:
+        try:
+            self._feed({**message, "node": node})
+        except MALFORMED as error:
+            log.warning("refused a message node=%s kind=%s reason=%r", node, message.get("kind"), error)
 
     async def _serve_user(self, channel: Channel) -> None:
         """One request, one answer."""

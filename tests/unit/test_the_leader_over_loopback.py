@@ -1,0 +1,178 @@
+"""The leader's network side, without Slurm and without ranks: nonsense is refused, and a successor knows all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tm_slurm.control import Channel, connect
+from tm_slurm.coordinator.election import LeaderFile, Leadership
+from tm_slurm.coordinator.leader import Leader, Limits
+from tm_slurm.coordinator.model import Plan
+
+SECRET = b"s" * 32
+LIMITS = Limits(poll_interval_s=1.0, lease_s=10.0, start_timeout_s=60.0, reconnect_s=0.3)
+
+
+def lead(job_dir: Path, act: Callable[[Leader], Awaitable[None]], nodes: int = 2) -> Leader:
+    """Run a leader of a job of `nodes` nodes (one a standby) while `act` talks to it."""
+
+    async def main() -> Leader:
+        leadership = Leadership(job_dir, 0)
+        assert leadership.try_to_lead()
+        leader = Leader(
+            job_dir=job_dir,
+            job_id=None,
+            node="n1",
+            host="127.0.0.1",
+            plan=Plan([f"n{i}" for i in range(1, nodes + 1)], None, nodes - 1, 1),
+            attempt=0,
+            leadership=leadership,
+            secret=SECRET,
+            slurm=None,
+            limits=LIMITS,
+        )
+        leading = asyncio.create_task(leader.lead())
+        acting = asyncio.ensure_future(act(leader))
+        await asyncio.wait({leading, acting}, timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
+        if acting.done():
+            acting.result()
+        if not leading.done():
+            leading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leading
+        assert acting.done(), "the leader ended before the test did"
+        return leader
+
+    return asyncio.run(main())
+
+
+async def agent(job_dir: Path, node: str) -> Channel:
+    """A proved connection as `node`'s agent, after the leader's greeting."""
+    known = LeaderFile.read(job_dir)
+    while known is None or known.lease_until == 0.0:
+        await asyncio.sleep(0.01)
+        known = LeaderFile.read(job_dir)
+    identity = {"role": "agent", "node": node}
+    channel = await connect(known.host, known.port, SECRET, identity, timeout_s=5.0)
+    assert (await channel.receive())["kind"] == "led"
+    return channel
+
+
+def ready(incarnation: int) -> dict[str, Any]:
+    return {"kind": "process_ready", "slot": 0, "incarnation": incarnation, "host": "127.0.0.1", "port": 1}
+
+
+async def told(channel: Channel, kind: str) -> dict[str, Any]:
+    """The next message of a kind for a rank process."""
+    while True:
+        message = await asyncio.wait_for(channel.receive(), 5.0)
+        if message.get("message", {}).get("kind") == kind:
+            return dict(message["message"])
+
+
+async def ask(job_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
+    known = LeaderFile.read(job_dir)
+    assert known is not None
+    channel = await connect(known.host, known.port, SECRET, {"role": "user"}, timeout_s=5.0)
+    channel.send(request)
+    answer = await asyncio.wait_for(channel.receive(), 5.0)
+    await channel.close()
+    return answer
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"kind": "process_ready"},
+    {"kind": "process_ready", "slot": "x", "incarnation": [], "host": 3, "port": None},
+    {"kind": "joined", "epoch": "one"},
+    {"kind": "resumed"},
+    {"kind": "led", "node": "n2"},
+    {"kind": "end everything"},
+    {"kind": None},
+    {"no": "kind"},
+]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=repr)
+def test_nonsense_from_an_agent_changes_nothing(tmp_path: Path, nonsense: dict[str, Any]) -> None:
+    async def act(leader: Leader) -> None:
+        channel = await agent(tmp_path, "n1")
+        channel.send(nonsense)
+        channel.send(ready(7))
+        assert (await told(channel, "assign"))["rank"] == 0
+        await channel.close()
+
+    lead(tmp_path, act)
+    lead(tmp_path, lambda leader: asyncio.sleep(0))  # nor does it keep a successor from reading the journal
+
+
+def test_a_request_that_is_none_is_answered_with_what_is_wrong(tmp_path: Path) -> None:
+    async def act(leader: Leader) -> None:
+        channel = await agent(tmp_path, "n1")
+        assert "unknown request" in (await ask(tmp_path, {"kind": "x"}))["error"]
+        assert "no event" in (await ask(tmp_path, {"kind": "event", "event": {"kind": "drain"}}))["error"]
+        event = {"id": "1", "kind": "request", "source": "user", "reason": "", "at": 0.0}
+        assert "n9" in (await ask(tmp_path, {"kind": "event", "event": {**event, "node": "n9"}}))["error"]
+        standby = await ask(tmp_path, {"kind": "event", "event": {**event, "node": "n2"}})
+        assert "no ranks to move" in standby["error"]
+        await channel.close()
+
+    lead(tmp_path, act)
+
+
+def test_a_successor_goes_on_where_the_leader_stopped(tmp_path: Path) -> None:
+    async def first(leader: Leader) -> None:
+        channel = await agent(tmp_path, "n1")
+        channel.send(ready(7))
+        await told(channel, "assign")
+        await channel.close()
+
+    async def second(leader: Leader) -> None:
+        assert leader.state.started
+        channel = await agent(tmp_path, "n1")
+        assert (await told(channel, "assign"))["rank"] == 0  # said again: the first time may have been lost
+        await channel.close()
+
+    lead(tmp_path, first)
+    before = LeaderFile.read(tmp_path)
+    lead(tmp_path, second)
+    after = LeaderFile.read(tmp_path)
+    assert before is not None and after is not None and after.term == before.term + 1
+
+
+def test_a_lost_agent_of_an_active_node_ends_the_job_with_its_name(tmp_path: Path) -> None:
+    async def act(leader: Leader) -> None:
+        lost, other = await agent(tmp_path, "n1"), await agent(tmp_path, "n2")
+        lost.send(ready(7))
+        await told(lost, "assign")
+        lost.abort()
+        while (await asyncio.wait_for(other.receive(), 5.0)).get("message", {}).get("kind") != "exit":
+            continue
+        await other.close()
+
+    leader = lead(tmp_path, act)
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert verdict["state"] == "failed" and "n1" in verdict["reason"] and leader.exit_code == 1
+
+
+def test_a_short_break_of_the_connection_is_not_a_loss(tmp_path: Path) -> None:
+    async def act(leader: Leader) -> None:
+        channel = await agent(tmp_path, "n1")
+        channel.send(ready(7))
+        await told(channel, "assign")
+        channel.abort()
+        again = await agent(tmp_path, "n1")
+        again.send(ready(7))
+        await told(again, "assign")
+        await asyncio.sleep(2 * LIMITS.reconnect_s)
+        assert leader.state.nodes["n1"].standing == "active"
+        await again.close()
+
+    lead(tmp_path, act)
+    assert not (tmp_path / "verdict.json").exists()
