@@ -10,10 +10,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from state_examples import connected
 
-from tm_slurm.state import Receiver, Sender, capture, digest, raw_rate
+from tm_slurm.state import Receiver, Sender, StateError, capture, digest, raw_rate, receive_raw, send_raw
 
 torch.set_num_threads(1)
 
@@ -76,3 +77,12 @@ def test_twenty_thousand_small_tensors_stay_fast() -> None:
     seconds = transfers(source, target, 3)
     assert digest(source) == digest(target)
     assert min(seconds) < 0.5, seconds  # measured: 0.05
+
+
+def test_both_halves_of_the_raw_rate_agree_between_processes() -> None:
+    with connected(2) as (senders, receivers), ThreadPoolExecutor(1) as pool:
+        received = pool.submit(receive_raw, receivers, 8_000_001, timeout_s=20)
+        sent_rate = send_raw(senders, 8_000_001, timeout_s=20)
+        assert 1e6 < received.result(20) < 1e12 and 1e6 < sent_rate < 1e12
+        with pytest.raises(StateError, match=r"the other half.*0\.1 s"):
+            send_raw(senders, 1000, timeout_s=0.1)
