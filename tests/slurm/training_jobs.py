@@ -96,8 +96,12 @@ class TrainingJob:
         self.open_gate(first + 1)
 
     def warm(self, count: int) -> None:
-        """Wait until so many standbys are warm.""" self.until(f"{count} warm standbys", lambda:
-        len({n["node"] for n in self.files.notes("warm")}) >= count)
+        """Wait until so many standbys are warm."""
+
+        def warm() -> bool:
+            return len({entry["node"] for entry in self.files.notes("warm")}) >= count
+
+        self.until(f"{count} warm standbys", warm)
 
     def active_nodes(self) -> list[str]:
         """The nodes that had ranks at the start, in rank order of their names."""
