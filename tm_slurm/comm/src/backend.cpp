@@ -38,6 +38,10 @@ DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, 
                                           std::chrono::milliseconds timeout, std::vector<Piece> pieces,
                                           bool collective) {
   auto work = c10::make_intrusive<DeltaWork>(endpoint_, getRank(), type, title, std::move(outputs), pieces.size());
+  for (const Piece& piece : pieces)
+    for (const at::Tensor& tensor : piece.keep)
+      TORCH_CHECK(tensor.device().is_cpu(), title + 3, ": expected a CPU tensor, found one on ", tensor.device(),
+                  "; backend \"tm\" moves CPU tensors");
   for (Piece& piece : pieces) {
     Launch launch;
     launch.name = title + 3;  // without "tm:"

@@ -8,8 +8,6 @@ void check_tensor(const at::Tensor& tensor, const char* collective) {
   TORCH_CHECK(tensor.defined(), collective, ": expected a tensor, found none");
   TORCH_CHECK(tensor.layout() == at::kStrided, collective, ": expected a dense tensor, found ", tensor.layout(),
               "; call to_dense() first");
-  TORCH_CHECK(tensor.device().is_cpu(), collective, ": expected a CPU tensor, found one on ", tensor.device(),
-              "; backend \"tm\" moves CPU tensors");
 }
 
 void check_single(const std::vector<at::Tensor>& tensors, const char* collective) {

@@ -4,6 +4,7 @@
 
 #include "backend.hpp"
 #include "errors.hpp"
+#include "inner_backend.hpp"
 
 namespace py = pybind11;
 
@@ -51,6 +52,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     delta::set_python_errors(interrupted.ptr(), peer_lost.ptr(), timeout.ptr(), refused.ptr());
   });
   m.def("make_backend", &delta::make_backend, Release());
+
+  using delta::InnerBackend;
+  py::class_<InnerBackend, c10d::Backend, c10::intrusive_ptr<InnerBackend>>(m, "InnerBackend")
+      .def(py::init([](c10::intrusive_ptr<c10d::Backend> inner, const std::string& name, int rank, int size, bool shield) {
+             return c10::make_intrusive<InnerBackend>(std::move(inner), name, rank, size, shield);
+           }),
+           py::kw_only(), py::arg("inner"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("shield"))
+      .def("swap", &InnerBackend::swap, Release())
+      .def("interrupt", &InnerBackend::interrupt, Release())
+      .def("answer_with", &InnerBackend::answer_with, py::arg("alone").none(true), Release())
+      .def("inner", &InnerBackend::inner, Release());
 
   py::class_<Endpoint, std::shared_ptr<Endpoint>>(m, "Endpoint")
       .def(py::init([](py::bytes secret, const std::string& job, const std::string& host, uint64_t incarnation,
