@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,20 +242,27 @@ def test_switching_back_is_refused() -> None:
             w.endpoints[0].prepare(epoch=3, changes={})
 
 
-def test_hundreds_of_replacements_leave_nothing_behind() -> None:
-    import os
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_a_thousand_replacements_leave_nothing_behind() -> None:
     with world(3) as w:
         all_reduce(w.backends, 1000)
         w.replace(0, epoch=1)
         all_reduce(w.backends, 1000)
         before, threads = descriptors(), len(os.listdir("/proc/self/task"))
-        for epoch in range(2, 202):
+        for epoch in range(2, 1002):
             w.replace(epoch % 3, epoch=epoch)
             all_reduce(w.backends, 1000)
+            w.everyone = list(w.endpoints)
+            if epoch == 100:
+                memory = resident_bytes()
+        assert resident_bytes() - memory < 8 << 20
         deadline = time.monotonic() + 5
         while descriptors() > before and time.monotonic() < deadline:
             time.sleep(0.01)

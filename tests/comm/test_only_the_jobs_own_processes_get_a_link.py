@@ -100,6 +100,15 @@ def test_garbage_on_the_listener_closes_only_that_connection() -> None:
         all_reduce(w.backends, 100_000)
 
 
+def test_a_flood_of_silent_connections_keeps_nobody_out() -> None:
+    with world(2) as w:
+        strangers = [socket.create_connection(("127.0.0.1", w.endpoints[0].port)) for _ in range(400)]
+        all_reduce(w.backends, 1000)
+        assert w.endpoints[0].stats()["greetings"] <= 256
+        for stranger in strangers:
+            stranger.close()
+
+
 class RawLink:
     """Speaks the handshake by itself, to send what no endpoint would."""
 

@@ -227,9 +227,11 @@ void Endpoint::accept_waiting() {
       }
       return;
     }
-    if (greetings_.size() >= kMaxGreetings) {  // a flood of strangers
-      ::close(fd);
-      continue;
+    if (greetings_.size() >= kMaxGreetings) {  // a flood of strangers: those who are slowest to prove themselves go
+      Greeting* oldest = nullptr;
+      for (auto& [key, greeting] : greetings_)
+        if (!greeting->peer_ && (!oldest || greeting->deadline < oldest->deadline)) oldest = key;
+      if (oldest) stop_greeting(*oldest);
     }
     tune(fd);
     auto greeting = std::make_unique<Greeting>(*this, fd);
