@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from tm_slurm.runtime.agent_link import AgentLink, Message
+from tm_slurm.runtime.alone import join_nobody
 from tm_slurm.runtime.handover import Incoming, Outgoing
 from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S, SWITCH_TIMEOUT_S
 from tm_slurm.runtime.role import Role, role_of
@@ -67,6 +68,7 @@ class Runtime:
     def __iter__(self) -> Iterator[tuple[dict[str, Any], int]]:
         worker = self._worker
         if worker is None:
+            join_nobody()
             self._take_role(self.role)
             yield from self._real_steps()
             return
