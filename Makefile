@@ -11,7 +11,7 @@ TORCH  := torch==2.13.0
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt demo test test-unit bench lint cluster-up cluster-down clean
+.PHONY: help setup apt demo test test-unit bench sanitize fuzz lint cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
@@ -49,6 +49,12 @@ bench: setup ## All benchmarks; JSON in build/bench (one alone: make bench-comm)
 
 bench-%: setup
 	$(BIN)/python tests/bench/bench_$*.py
+
+sanitize: apt ## The transport under Address-, UndefinedBehavior- and ThreadSanitizer
+	$(MAKE) -C tests/comm/native sanitize SECONDS=$(or $(FOR),30)
+
+fuzz: apt ## Random input to the frame parser and the handshake, ten minutes each (FOR=seconds)
+	$(MAKE) -C tests/comm/native fuzz SECONDS=$(or $(FOR),600)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
