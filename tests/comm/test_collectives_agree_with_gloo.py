@@ -54,9 +54,9 @@ class Case:
 
 
 def make(case: Case, rank: int, salt: int = 0) -> torch.Tensor:
-    """The tensor that `rank` puts in: the same whoever asks."""
+    """The tensor that `rank` puts in, on the default device: the same whoever asks."""
     dtype = getattr(torch, case.dtype)
-    generator = torch.Generator().manual_seed(case.seed * 1000 + rank * 10 + salt)
+    generator = torch.Generator("cpu").manual_seed(case.seed * 1000 + rank * 10 + salt)
     shape = {
         "empty": (0,),
         "scalar": (),
@@ -69,12 +69,13 @@ def make(case: Case, rank: int, salt: int = 0) -> torch.Tensor:
         "strided": (60, 50),
     }[case.shape]
     high = 3 if case.op == "PRODUCT" else 100
-    tensor = torch.randint(0, high, shape, generator=generator)
+    tensor = torch.randint(0, high, shape, generator=generator, device="cpu")
     if dtype.is_floating_point or dtype.is_complex:
-        tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
+        tensor = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         if case.op == "PRODUCT":
             tensor = tensor.abs() + 0.5
     tensor = (tensor % 2).to(dtype) if dtype == torch.bool else tensor.to(dtype)
+    tensor = tensor.to(torch.get_default_device())
     if case.shape == "transposed":
         return tensor.t()
     if case.shape == "strided":
@@ -210,7 +211,8 @@ def close_enough(ours: torch.Tensor, theirs: torch.Tensor, case: Case) -> bool:
     return bool(((ours - theirs).abs() <= bound).all())
 
 
-def serve(me: Member, directory: str) -> None:
+def serve(me: Member, directory: str, device: str) -> None:
+    torch.set_default_device(device)
     me.join_world()
     gloo = gloo_beside(me.rank, directory)
     for case in iter(me.hear, None):
@@ -244,15 +246,18 @@ def gloo_says(case: Case, rank: int, gloo: Any) -> list[torch.Tensor] | None:
         case.dtype in ("int16", "bool", *COMPLEX)
         or case.op in ("AVG", *BITWISE)
         or case.shape in ("empty", "scalar", "transposed", "strided")
+        or torch.get_default_device().type != "cpu"
         or case.collective in ("all_to_all", "objects", "all_reduce_coalesced")
     )
     return None if no_gloo else run(case, rank, gloo)
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[list[Process]]:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def servers(request: pytest.FixtureRequest) -> Iterator[list[Process]]:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     with gang() as members, tempfile.TemporaryDirectory() as directory:
-        yield members.world(serve, SIZE, directory)
+        yield members.world(serve, SIZE, directory, request.param)
 
 
 def ops_for(dtype: str, collective: str) -> list[str]:
@@ -300,5 +305,5 @@ def test_every_collective_in_float32(servers: list[Process], collective: str) ->
         for server in servers:
             server.tell(case)
         answers = {server.hear() for server in servers}
-        if shape == "frames" and collective in ask_gloo:
+        if shape == "frames" and collective in ask_gloo and not torch.cuda.is_available():
             assert answers == {"gloo"}

@@ -56,6 +56,8 @@ def _create(options: _Options, _: object) -> Any:
 def register(endpoint: Endpoint) -> None:
     """Register backend "tm"; groups created from now on communicate through this endpoint.
 
+    CPU tensors are moved where they lie; CUDA tensors are staged through pinned host memory.
+
     Calling again with another endpoint replaces it for groups created later.
     `torch.distributed.init_process_group("tm", store=HashStore(), rank=…, world_size=…)` then needs no
     network store: addresses come from `Endpoint.configure`.
@@ -63,4 +65,5 @@ def register(endpoint: Endpoint) -> None:
     first = _Current.endpoint is None
     _Current.endpoint = endpoint
     if first and BACKEND_NAME.upper() not in torch.distributed.Backend._plugins:
-        torch.distributed.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
+        devices = ["cpu", "cuda"] if torch.version.cuda else ["cpu"]
+        torch.distributed.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=devices)

@@ -38,10 +38,6 @@ DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, 
                                           std::chrono::milliseconds timeout, std::vector<Piece> pieces,
                                           bool collective) {
   auto work = c10::make_intrusive<DeltaWork>(endpoint_, getRank(), type, title, std::move(outputs), pieces.size());
-  for (const Piece& piece : pieces)
-    for (const at::Tensor& tensor : piece.keep)
-      TORCH_CHECK(tensor.device().is_cpu(), title + 3, ": expected a CPU tensor, found one on ", tensor.device(),
-                  "; backend \"tm\" moves CPU tensors");
   for (Piece& piece : pieces) {
     Launch launch;
     launch.name = title + 3;  // without "tm:"
@@ -73,7 +69,7 @@ DeltaBackend::WorkPtr DeltaBackend::answer_alone(c10d::OpType type, const char* 
 
 DeltaBackend::Piece DeltaBackend::all_reduce_piece(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   Reduction reduction = reduction_of(tensor, op, "allreduce");
-  at::Tensor flat = tensor.contiguous();
+  at::Tensor flat = staged(tensor);
   char* data = bytes_of(flat);
   size_t count = static_cast<size_t>(flat.numel());
   Piece piece;
@@ -112,7 +108,7 @@ DeltaBackend::WorkPtr DeltaBackend::broadcast(Tensors& tensors, const c10d::Broa
   if (sandboxed()) return answer_alone(c10d::OpType::BROADCAST, "tm:broadcast", tensors);
   at::Tensor tensor = tensors[0];
   int root = static_cast<int>(options.rootRank);
-  at::Tensor flat = root == getRank() ? tensor.contiguous() : dense_like(tensor);
+  at::Tensor flat = root == getRank() ? staged(tensor) : dense_like(tensor);
   Span span = span_of(flat);
   Piece piece;
   piece.body = [=](Operation& operation) { return delta::broadcast(operation, root, span); };
@@ -131,7 +127,7 @@ DeltaBackend::WorkPtr DeltaBackend::reduce(Tensors& tensors, const c10d::ReduceO
   at::Tensor tensor = tensors[0];
   c10d::ReduceOp op = options.reduceOp;
   Reduction reduction = reduction_of(tensor, op, "reduce");
-  at::Tensor flat = tensor.contiguous();
+  at::Tensor flat = staged(tensor);
   char* data = bytes_of(flat);
   size_t count = static_cast<size_t>(flat.numel());
   int root = static_cast<int>(options.rootRank);
@@ -172,7 +168,7 @@ DeltaBackend::WorkPtr DeltaBackend::send(Tensors& tensors, int to, int tag) {
               ", found ", to);
   TORCH_CHECK(tag >= 0, "send: expected a tag of 0 or more, found ", tag);
   if (sandboxed()) return answer_alone(c10d::OpType::SEND, "tm:send", tensors);
-  at::Tensor flat = tensors[0].contiguous();
+  at::Tensor flat = staged(tensors[0]);
   ConstSpan span = const_span_of(flat);
   Piece piece;
   piece.body = [=](Operation& operation) { return send_to(operation, to, static_cast<uint32_t>(tag), span); };

@@ -86,7 +86,7 @@ DeltaBackend::Piece DeltaBackend::reduce_scatter_piece(const at::Tensor& output,
               inputs[static_cast<size_t>(getRank())].numel(), " elements, found ", output.numel());
   Reduction reduction = reduction_of(output, op, "reduce_scatter");
   Tensors flat;
-  for (const at::Tensor& input : inputs) flat.push_back(input.contiguous());
+  for (const at::Tensor& input : inputs) flat.push_back(staged(input));
   at::Tensor buffer = dense_like(output);
   Piece piece;
   piece.body = [parts = const_spans(flat), out = bytes_of(buffer), reduction](Operation& operation) {
@@ -107,7 +107,7 @@ DeltaBackend::Piece DeltaBackend::reduce_scatter_base_piece(const at::Tensor& ou
   check_same(output, input, "reduce_scatter_tensor");
   TORCH_CHECK(input.numel() == output.numel() * getSize(), "reduce_scatter_tensor: expected an input of ",
               output.numel() * getSize(), " elements, found ", input.numel());
-  at::Tensor flat = input.contiguous().view({-1});
+  at::Tensor flat = staged(input).view({-1});
   Tensors parts;
   for (int rank = 0; rank < getSize(); rank++) parts.push_back(flat.narrow(0, output.numel() * rank, output.numel()));
   return reduce_scatter_piece(output, parts, op);
@@ -217,7 +217,7 @@ DeltaBackend::WorkPtr DeltaBackend::gather(std::vector<Tensors>& outputs, Tensor
   }
   if (root) check_parts(results, getSize(), inputs[0], "gather");
   Tensors buffers = dense(results);
-  at::Tensor own = inputs[0].contiguous();
+  at::Tensor own = staged(inputs[0]);
   if (root) place(buffers[static_cast<size_t>(getRank())], own);
   Piece piece;
   piece.body = [parts = spans(buffers), span = const_span_of(own),
@@ -244,7 +244,7 @@ DeltaBackend::WorkPtr DeltaBackend::scatter(Tensors& outputs, std::vector<Tensor
   if (root) check_parts(inputs[0], getSize(), outputs[0], "scatter");
   Tensors flat;
   if (root)
-    for (const at::Tensor& input : inputs[0]) flat.push_back(input.contiguous());
+    for (const at::Tensor& input : inputs[0]) flat.push_back(staged(input));
   at::Tensor output = outputs[0], buffer = dense_like(output);
   if (root) place(buffer, flat[static_cast<size_t>(getRank())]);
   Piece piece;
@@ -305,7 +305,7 @@ DeltaBackend::WorkPtr DeltaBackend::alltoall(Tensors& outputs, Tensors& inputs, 
   TORCH_CHECK(outputs[own].numel() == inputs[own].numel(), "alltoall: this rank's own part has ", inputs[own].numel(),
               " elements in the inputs and ", outputs[own].numel(), " in the outputs");
   Tensors buffers = dense(outputs), flat;
-  for (const at::Tensor& input : inputs) flat.push_back(input.contiguous());
+  for (const at::Tensor& input : inputs) flat.push_back(staged(input));
   place(buffers[own], flat[own]);
   Piece piece;
   piece.body = [out = const_spans(flat), in = spans(buffers)](Operation& operation) {

@@ -1,11 +1,14 @@
 #include "backend_tensors.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace delta {
 
 void check_tensor(const at::Tensor& tensor, const char* collective) {
   TORCH_CHECK(tensor.defined(), collective, ": expected a tensor, found none");
+  TORCH_CHECK(tensor.device().is_cpu() || tensor.device().is_cuda(), collective,
+              ": expected a CPU or CUDA tensor, found one on ", tensor.device());
   TORCH_CHECK(tensor.layout() == at::kStrided, collective, ": expected a dense tensor, found ", tensor.layout(),
               "; call to_dense() first");
 }
@@ -48,15 +51,27 @@ void conclude(at::Tensor& tensor, const c10d::ReduceOp& op, int size) {
   tensor.div_(size);
 }
 
+at::Tensor staged(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return tensor.contiguous();
+  at::NoGradGuard no_grad;
+  at::Tensor host = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+  host.copy_(tensor);  // blocking: behind everything on the current stream
+  return host;
+}
+
 at::Tensor dense_like(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) return tensor;
-  return at::empty_like(tensor, tensor.options(), at::MemoryFormat::Contiguous);
+  if (tensor.device().is_cpu()) {
+    if (tensor.is_contiguous()) return tensor;
+    return at::empty_like(tensor, tensor.options(), at::MemoryFormat::Contiguous);
+  }
+  c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
 }
 
 void copy_back(const at::Tensor& tensor, const at::Tensor& buffer) {
   if (buffer.is_same(tensor) || buffer.data_ptr() == tensor.data_ptr()) return;
   at::NoGradGuard no_grad;
-  at::Tensor(tensor).copy_(buffer);
+  at::Tensor(tensor).copy_(buffer);  // to a device: blocking, so the work is done when it says so
 }
 
 }  // namespace delta

@@ -20,7 +20,10 @@ inline char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tens
 inline Span span_of(const at::Tensor& tensor) { return {bytes_of(tensor), tensor.nbytes()}; }
 inline ConstSpan const_span_of(const at::Tensor& tensor) { return {bytes_of(tensor), tensor.nbytes()}; }
 
-// `tensor` itself if its elements lie in order, else a buffer of the same shape (copied back by whoever asked).
+// Host memory in which the elements lie in order: `tensor` itself if it is so, else a buffer (pinned, for a device's
+// tensor). staged() has the tensor's values, dense_like() none. Whoever asked copies back. Both wait for the current
+// stream, so that no kernel still uses the tensor when the collective's thread writes to it.
+at::Tensor staged(const at::Tensor& tensor);
 at::Tensor dense_like(const at::Tensor& tensor);
 void copy_back(const at::Tensor& tensor, const at::Tensor& buffer);
 
