@@ -117,6 +117,36 @@ def test_cancel_leaves_the_old_member_in_place() -> None:
         all_reduce(w.backends, 100_000)
 
 
+def test_a_standby_may_be_made_ready_for_one_rank_and_take_another() -> None:
+    with world(3) as w:
+        all_reduce(w.backends, 1000)
+        standby = w.joiner(1, epoch=1)
+        for rank in (0, 2):
+            w.endpoints[rank].prepare(epoch=1, changes={1: peer(standby)})
+        standby.dial(epoch=1, ranks=[0, 2], timeout_s=5)
+        for rank in (0, 2):
+            w.endpoints[rank].cancel(epoch=1)
+        standby.configure(rank=2, epoch=2, term=2, peers={**w.table(), 2: peer(standby)})
+        assert standby.linked() == []
+        for rank in (0, 1):
+            w.endpoints[rank].prepare(epoch=2, changes={2: peer(standby)})
+        standby.dial(epoch=2, ranks=[0, 1], timeout_s=5)
+        for rank in (0, 1):
+            w.endpoints[rank].switch(epoch=2)
+        all_reduce([*w.backends[:2], backend(standby, 2, w.ranks, "world")], 100_000)
+
+
+def test_a_rank_whose_address_changed_is_found_after_an_update() -> None:
+    with world(2) as w:
+        moved = w.joiner(0, epoch=0)
+        w.endpoints[0].close()
+        work = w.backends[1].allreduce([torch.ones(10)])  # dials the closed one until it learns better
+        w.endpoints[1].update(epoch=0, peers={0: peer(moved)})
+        other = backend(moved, 0, w.ranks, "world").allreduce([torch.ones(10)])
+        work.wait()
+        other.wait()
+
+
 def test_a_joiner_that_dies_while_preparing_harms_nobody() -> None:
     with world(3) as w:
         all_reduce(w.backends, 1000)

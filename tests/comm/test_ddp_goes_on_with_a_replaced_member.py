@@ -112,7 +112,7 @@ def dies_in_backward(me: Member, victim: int) -> tuple[str, str]:
         next(iter(training.modules[0].parameters())).register_hook(lambda _: os._exit(1))
         training.step(FIRST)
     kept = training.state()
-    # Not everybody talks to the dead one: whoever does not waits until it is told, as the coordinator tells it.
+    # Not everybody talks to the dead one: who does not waits until told so, as by the coordinator.
     told = threading.Thread(target=lambda: me.endpoint.interrupt(epoch=me.hear()))
     told.start()
     try:
