@@ -142,7 +142,8 @@ def test_a_rank_whose_address_changed_is_found_after_an_update() -> None:
         w.endpoints[0].close()
         work = w.backends[1].allreduce([torch.ones(10)])  # dials the closed one until it learns better
         w.endpoints[1].update(epoch=0, peers={0: peer(moved)})
-        other = backend(moved, 0, w.ranks, "world").allreduce([torch.ones(10)])
+        there = backend(moved, 0, w.ranks, "world")
+        other = there.allreduce([torch.ones(10)])
         work.wait()
         other.wait()
 
