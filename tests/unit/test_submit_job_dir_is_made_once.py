@@ -18,7 +18,6 @@ from tm_slurm.submit.job_dir import (
     claim,
     job_directory,
     prepare_job_dir,
-    registered,
     resolve,
     set_verdict_aside,
     shared_root,
@@ -166,23 +165,6 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(JobDirError, match=r"job\.directory") as error:
         prepare_job_dir(config(tmp_path), 7)
     assert "\n" not in str(error.value)
-
-
-def test_a_job_is_found_by_its_id(tmp_path: Path) -> None:
-    assert registered(7) is None
-    path = prepare_job_dir(config(tmp_path), 7)
-    assert registered(7) == path
-    moved = prepare_job_dir(config(tmp_path, "other"), 7)
-    assert registered(7) == moved
-
-
-def test_a_home_that_cannot_be_written_is_no_hindrance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert prepare_job_dir(config(tmp_path), 7).is_dir()
-    assert registered(7) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 from tm_slurm.cli.failures import Failed, NotFound, NotPermitted
 from tm_slurm.control import ChannelClosed, HandshakeRefused, connect, read_secret
 from tm_slurm.coordinator.election import LeaderFile
-from tm_slurm.submit.job_dir import registered
+from tm_slurm.submit.registry import clusters_with, registered
 
 ANSWER_LIMIT_S = 5.0
 
@@ -27,6 +27,12 @@ def find_job_dir(job: str) -> Path:
                     return found
             except PermissionError:
                 raise NotPermitted(f"job {job} belongs to somebody else: {found} cannot be read") from None
+        elsewhere = clusters_with(int(job))
+        if elsewhere:
+            raise NotFound(
+                f"job {job} is one of {' and of '.join(elsewhere)}: set SLURM_CONF to the cluster's slurm.conf, "
+                "or give the job directory"
+            )
     raise NotFound(f"no tm_slurm job {job}: expected a Slurm job id or a job directory (see `squeue --me`)")
 
 

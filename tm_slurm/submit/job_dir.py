@@ -1,4 +1,4 @@
-"""The job directory: where it is, how it is made, how it is found again by the job's id.
+"""The job directory: where it is and how it is made.
 
 Everybody who needs it makes it: the submitting command, the batch script, the agent of every node, in any
 order and at the same time. Whoever comes first decides what is in it; the others find that.
@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tm_slurm.config import Config, dump
+from tm_slurm.submit.registry import register
 
 SECRET_BYTES = 32
 _JOB_ID = "%j"
@@ -107,34 +108,6 @@ def set_verdict_aside(path: Path) -> None:
         number += 1
     with contextlib.suppress(FileNotFoundError):
         (path / "verdict.json").rename(path / f"verdict.{number}.json")
-
-
-def register(job_id: int, path: Path) -> None:
-    """Remember, for this user, where the directory of a job is; a home directory that cannot be written is
-    no error.
-    """
-    folder = _registry()
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = folder / f".{job_id}.{os.getpid()}.{secrets.token_hex(4)}"
-        fresh.symlink_to(path)
-        fresh.replace(folder / str(job_id))
-        for link in folder.iterdir():
-            if not link.exists():
-                link.unlink(missing_ok=True)
-
-
-def registered(job_id: int) -> Path | None:
-    """Return where the directory of a job of this user was made last, or None when none is known."""
-    try:
-        return Path(os.readlink(_registry() / str(job_id)))
-    except OSError:
-        return None
-
-
-def _registry() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state) / "tm_slurm" / "jobs"
 
 
 def _submission_of(path: Path) -> str | None:
