@@ -60,11 +60,26 @@ def test_a_cluster_from_up_to_down() -> None:
             assert tm_slurm("restore", node, *name).returncode == 0
         assert tm_slurm("status", *name).stdout.count(" on ") == 3
         assert "runs with nodes=3, asked for 4" in refused("up", "--nodes", "4", *name)
-        assert "this cluster has n1 to n3" in refused("freeze", "n7", *name)
+        for words in (("freeze", "n7", *name), ("run", "--node", "n7", *name, "--", "true")):
+            assert "no node 'n7': this cluster has n1 to n3" in refused(*words)
+        assert f"`tm-slurm cluster down {' '.join(name)}` first" in refused("up", "--nodes", "4", *name)
     finally:
         assert tm_slurm("down", *name).returncode == 0
     assert tm_slurm("status", *name).returncode == 1
     assert "is not up: start it with" in refused("run", *name, "--", "squeue")
+
+
+@pytest.mark.parametrize("verb", ["power-off", "unplug", "freeze", "restore", "run"])
+def test_a_cluster_that_is_down_is_told_and_nothing_is_made(verb: str) -> None:
+    name = own_name("down")
+    error = refused(verb, "--name", name, "n1")
+    assert f"is not up: start it with `tm-slurm cluster up --name {name}`" in error
+    assert not LocalCluster(name=name).directory.exists()
+
+
+def test_every_command_is_described_on_one_whole_line() -> None:
+    shown = CliRunner().invoke(command, ["--help"], terminal_width=80).output
+    assert "power-off" in shown and "...\n" not in shown.partition("Commands:")[2]
 
 
 def test_missing_programs_are_named_with_their_packages(

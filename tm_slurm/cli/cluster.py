@@ -82,11 +82,13 @@ def cluster() -> None:
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A further line for slurm.conf; repeatable.")
 @_which_cluster
 def up(name: str, directory: str | None, conf: tuple[str, ...], **options: Any) -> None:
-    """Start the cluster, or mend it if it is up; ready when this returns."""
+    """Start the cluster, or mend it.
+
+    It is ready when this returns.
+    """
     found = _cluster(name, directory, extra_conf="\n".join(conf), **options)
     started = found.up()
-    shown = "" if name == "local" else f" --name {name}"
-    shown += f" --directory {directory}" if directory else ""
+    shown = found.layout.options(name)
     names = found.node_names
     exports = " ".join(f"export {key}={value}" for key, value in found.environment().items())
     click.echo(
@@ -100,7 +102,10 @@ def up(name: str, directory: str | None, conf: tuple[str, ...], **options: Any) 
 @cluster.command()
 @_which_cluster
 def down(name: str, directory: str | None) -> None:
-    """Stop the cluster and its jobs, and remove its files."""
+    """Stop the cluster, remove its files.
+
+    Its jobs end, too.
+    """
     _cluster(name, directory).down()
     click.echo("down")
 
@@ -109,7 +114,10 @@ def down(name: str, directory: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @_which_cluster
 def status(name: str, directory: str | None, as_json: bool) -> None:
-    """Show the cluster and its nodes. Exit code 1 unless it is up."""
+    """Show the cluster and its nodes.
+
+    Exit code 1 unless it is up.
+    """
     found = _cluster(name, directory).status()
     if as_json:
         click.echo(json.dumps(asdict(found), indent=1))
@@ -131,11 +139,18 @@ def _node_command(command: str, method: str, done: str, text: str) -> None:
 
 
 _node_command(
-    "power-off", "power_off", "is off", "Cut the power of NODE: all of its processes are gone at once."
+    "power-off", "power_off", "is off", "Cut the power of NODE.\n\nAll of its processes are gone at once."
 )
-_node_command("unplug", "unplug", "is unplugged", "Pull the network cable of NODE (mode namespaces).")
-_node_command("freeze", "freeze", "is frozen", "Stop all processes of NODE where they are.")
-_node_command("restore", "restore", "can run jobs", "Undo all of this, and drain: NODE can run jobs again.")
+_node_command(
+    "unplug", "unplug", "is unplugged", "Pull the network cable of NODE.\n\nIn mode namespaces only."
+)
+_node_command("freeze", "freeze", "is frozen", "Stop NODE's processes where they are.")
+_node_command(
+    "restore",
+    "restore",
+    "can run jobs",
+    "Make NODE usable again.\n\nUndoes power-off, unplug and freeze, and resumes the node in Slurm.",
+)
 
 
 @cluster.command(context_settings={"ignore_unknown_options": True})
@@ -146,7 +161,11 @@ _node_command("restore", "restore", "can run jobs", "Undo all of this, and drain
 def run(
     command: tuple[str, ...], name: str, directory: str | None, user: str | None, node: str | None
 ) -> None:
-    """Run COMMAND on the controller's host, as in: tm-slurm cluster run -- squeue"""
+    """Run COMMAND on the controller's host.
+
+    \b
+    tm-slurm cluster run -- squeue
+    """
     words, environment = _cluster(name, directory).command(command, user=user, node=node)
     sys.stdout.flush()
     os.execvpe(words[0], words, environment)

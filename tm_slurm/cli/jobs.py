@@ -30,8 +30,8 @@ def find_job_dir(job: str) -> Path:
         elsewhere = clusters_with(int(job))
         if elsewhere:
             raise NotFound(
-                f"job {job} is one of {' and of '.join(elsewhere)}: set SLURM_CONF to the cluster's slurm.conf, "
-                "or give the job directory"
+                f"job {job} is one of {' and of '.join(elsewhere)}: set SLURM_CONF to the cluster's "
+                "slurm.conf, or give the job directory"
             )
     raise NotFound(f"no tm_slurm job {job}: expected a Slurm job id or a job directory (see `squeue --me`)")
 

@@ -63,6 +63,8 @@ class ClusterAccess:
         """The words and environment with which `cmd` runs on the controller's host (or a node); see `run`."""
         record = self._record()
         hosts = lifecycle.hosts_of(self.layout, record)
+        if node is not None:
+            self._known(node)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
         environment |= {"PATH": search_path(), MARK: str(self.layout.directory), **self.environment()}
         words: list[str] = []
@@ -178,7 +180,7 @@ class ClusterAccess:
         if record is None or not lifecycle.foundation_stands(record):
             raise LocalClusterError(
                 f"cluster {self.name!r} ({self.layout.directory}) is not up: "
-                "start it with `tm-slurm cluster up`"
+                f"start it with `tm-slurm cluster up{self.layout.options(self.name)}`"
             )
         return record
 
@@ -187,10 +189,11 @@ class ClusterAccess:
         return os.geteuid() in (0, self.layout.directory.stat().st_uid)
 
     def _hosts(self) -> Hosts:
+        record = self._record()
         if not self._is_owner():
             owner = self.layout.directory.owner()
             raise LocalClusterError(f"cluster {self.name!r} belongs to {owner}: be {owner} to do this")
-        return lifecycle.hosts_of(self.layout, self._record())
+        return lifecycle.hosts_of(self.layout, record)
 
     def _known(self, node: str) -> str:
         names = self.node_names

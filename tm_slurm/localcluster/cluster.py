@@ -175,6 +175,7 @@ class LocalCluster(ClusterAccess):
 
         Power on, cable in, processes going, slurmd running, resumed.
         """
+        self._record()  # one that is not up is told before its directory and lock are made
         with self._locked():
             record = self._record()
             hosts = lifecycle.hosts_of(self.layout, record)
@@ -186,6 +187,7 @@ class LocalCluster(ClusterAccess):
     def reset(self, *, timeout_s: float = 60.0) -> None:
         """Back to how `up` left it: nodes restored and resumed, no job, no reservation, all nodes IDLE."""
         deadline = time.monotonic() + timeout_s
+        self._record()
         with self._locked():
             self._mend(self._record(), timeout_s)
         jobs = self.run(["squeue", "--noheader", "--all", "--format=%A"]).stdout.split()
@@ -226,7 +228,7 @@ class LocalCluster(ClusterAccess):
             if wanted[key] != value:
                 raise LocalClusterError(
                     f"cluster {running.name!r} runs with {key}={value!r}, asked for {wanted[key]!r}: "
-                    "`tm-slurm cluster down` it first, or use another --name"
+                    f"`tm-slurm cluster down{self.layout.options(self.name)}` first, or use another --name"
                 )
 
     def _wait_first_idle(self, timeout_s: float) -> None:

@@ -96,6 +96,14 @@ class Layout:
     def munge_socket(self) -> Path:
         return self.directory / "munge" / "socket"
 
+    def options(self, name: str) -> str:
+        """What `tm-slurm cluster COMMAND` needs to mean the cluster `name` here; mostly empty, else with a
+        blank before it.
+        """
+        named = "" if name == "local" else f" --name {name}"
+        is_default = str(self.directory) == os.path.realpath(default_root() / name)
+        return named if is_default else f"{named} --directory {self.directory}"
+
     def log(self, daemon: str) -> Path:
         """The log of `munged`, `slurmctld`, or `slurmd.NODE`."""
         return self.directory / "log" / f"{daemon}.log"

@@ -44,7 +44,7 @@ class NamespaceHosts:
     def subnet(self) -> int:
         if self.record.subnet is None:
             raise LocalClusterError(
-                f"{self.layout.record} names no subnet: `tm-slurm cluster down` and `up` again"
+                f"{self.layout.record} names no subnet: `tm-slurm cluster down{self._options}` and `up` again"
             )
         return self.record.subnet
 
@@ -109,6 +109,10 @@ class NamespaceHosts:
     def slurmd(self, node: str) -> set[ProcessId]:
         return self._slurmd(node)
 
+    @property
+    def _options(self) -> str:
+        return self.layout.options(self.record.request.name)
+
     def _slurmd(self, node: str) -> set[ProcessId]:
         return {p for p in self.node_processes(node) if processes.command_name(p.pid) == "slurmd"}
 
@@ -120,7 +124,7 @@ class NamespaceHosts:
         found = self.record.process(host)
         if found is None:
             raise LocalClusterError(
-                f"host {host} is off: `tm-slurm cluster restore {host}` or `cluster up` starts it"
+                f"host {host} is off: `tm-slurm cluster restore {host}{self._options}` or `up` starts it"
             )
         return found
 

@@ -120,7 +120,7 @@ def require_port(record: Record, name: str) -> None:
     port = record.ports.get(name)
     if port is not None and not port_is_free(port, strictly=False):
         raise LocalClusterError(
-            f"port {port} of {name} was taken by another program: `tm-slurm cluster down`, then `up`"
+            f"port {port} of {name} was taken by another program: take the cluster down, then up"
         )
 
 
