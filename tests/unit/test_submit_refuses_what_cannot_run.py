@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from tm_slurm.cli.submit import submit
 from tm_slurm.config import load
+from tm_slurm.slurm import configuration
 from tm_slurm.submit.submission import AgentTask
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -52,6 +53,7 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Login:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
     return Login(tmp_path)
 
 
@@ -80,6 +82,7 @@ def test_a_dry_run_asks_nobody_and_leaves_nothing(login: Login) -> None:
     before = sorted(login.root.rglob("*"))
     result = login.submit("--dry-run")
     assert result.exit_code == 0 and result.stdout.startswith("#!/bin/bash\n")
+    assert result.stdout.endswith("\n")
     assert sorted(login.root.rglob("*")) == before
 
 
@@ -97,19 +100,27 @@ def test_a_submission_from_inside_another_job_inherits_nothing_of_it(
     }
     for name, value in outer.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("SLURM_CONF", "/etc/elsewhere/slurm.conf")
+    (login.root / "slurm.conf").write_text("ClusterName=physics\n")
+    monkeypatch.setenv("SLURM_CONF", str(login.root / "slurm.conf"))
     monkeypatch.setenv("SBATCH_ACCOUNT", "physics")
     assert login.submit().exit_code == 0
     seen = dict(line.partition("=")[::2] for line in (login.root / "environment").read_text().splitlines())
     assert not outer.keys() & seen.keys()
-    assert seen["SLURM_CONF"] == "/etc/elsewhere/slurm.conf" and seen["SBATCH_ACCOUNT"] == "physics"
+    assert seen["SLURM_CONF"] == str(login.root / "slurm.conf") and seen["SBATCH_ACCOUNT"] == "physics"
 
 
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
         ("job: {nodez: 4}", [], "job.yaml:1: unknown key job.nodez; did you mean job.nodes?"),
-        ("", ["--nodes", "0"], "--set job.nodes: job.nodes: expected at least 1, found 0"),
+        ("", ["--nodes", "0"], "--nodes: expected at least 1, found 0"),
+        ("", ["--standbys", "-1"], "--standbys: expected at least 0, found -1"),
+        ("", ["--nodes", "3", "--set", "job.nodes=0"], "--set job.nodes: expected at least 1, found 0"),
+        (
+            "",
+            ["--set", "train.module=json"],
+            "--set train.module: job.yaml:2 has train.script, too: add --set train.script=null",
+        ),
         (
             "",
             ["--set", "train.stepz=1"],
@@ -167,12 +178,69 @@ def test_a_cluster_without_a_default_partition(login: Login) -> None:
     assert result.stderr == "Error: job.partition: the cluster has no default; choose one of batch\n"
 
 
-def test_sbatch_that_says_no_is_quoted(login: Login) -> None:
-    login.program("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
+@pytest.mark.parametrize(
+    ("words", "code", "key"),
+    [
+        ("Invalid account or account/partition combination specified", 2, "job.account: "),
+        ("Invalid qos specification", 2, "job.qos: "),
+        ("Invalid feature specification", 2, "job.constraint: "),
+        ("Invalid node name specified", 2, "job.exclude: "),
+        ("Invalid generic resource (gres) specification", 2, "job.gpus_per_rank: "),
+        ("Requested time limit is invalid (missing or exceeds some limit)", 2, "job.time_limit: "),
+        ("Memory specification can not be satisfied", 2, "job.memory: "),
+        ("Requested node configuration is not available", 2, "job: "),
+        ("I/O error writing script/environment to file", 1, ""),
+    ],
+)
+def test_sbatch_that_says_no_is_quoted(login: Login, words: str, code: int, key: str) -> None:
+    login.program("sbatch", f"echo 'sbatch: error: Batch job submission failed: {words}' >&2; exit 1")
     result = login.submit()
-    assert result.exit_code == 1
-    assert result.stderr == "Error: sbatch: error: Batch job submission failed: Invalid account\n"
+    assert result.exit_code == code
+    assert result.stderr == f"Error: {key}sbatch: error: Batch job submission failed: {words}\n"
     assert not (login.root / "tm-slurm-jobs" / "7").exists()
+
+
+def test_more_cpus_than_any_node_has(login: Login) -> None:
+    recorded = GOLDEN / "scontrol_nodes_resumed.txt"
+    login.program(
+        "scontrol",
+        f"case \"$*\" in *node*) cat '{recorded}';; *) cat '{GOLDEN}/scontrol_partitions.txt';; esac",
+    )
+    assert login.submit("--set", "job.cpus_per_rank=4").exit_code == 0
+    (login.root / "script").unlink()
+    result = login.submit("--set", "job.ranks_per_node=5")
+    assert result.exit_code == 2 and not login.submitted
+    assert result.stderr == (
+        "Error: job.ranks_per_node 5 and job.cpus_per_rank 1 need 5 CPUs a node, "
+        "the largest node of partition batch has 4\n"
+    )
+
+
+def test_a_configuration_of_slurm_that_is_gone_is_told_at_once(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(login.root / "gone.conf"))
+    for program in ("scontrol", "sbatch"):
+        login.program(program, "sleep 60")
+    result = login.submit()
+    assert result.exit_code == 2 and not login.submitted
+    assert result.stderr == f"Error: SLURM_CONF: no such file: {login.root}/gone.conf; is the cluster down?\n"
+
+
+def test_a_shell_without_a_cluster_is_told_how_to_get_one(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setattr(configuration, "_PLACES", ())
+    login.program(
+        "scontrol", "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1"
+    )
+    result = login.submit()
+    assert result.exit_code == 2 and not login.submitted
+    assert result.stderr == (
+        "Error: no Slurm configuration here: export SLURM_CONF=/path/to/slurm.conf, or "
+        "`tm-slurm cluster run -- tm-slurm submit job.yaml`\n"
+    )
 
 
 def test_a_job_whose_directory_cannot_be_made_is_withdrawn(login: Login) -> None:
@@ -180,7 +248,7 @@ def test_a_job_whose_directory_cannot_be_made_is_withdrawn(login: Login) -> None
     (login.root / "tm-slurm-jobs" / "7" / "thesis.tex").touch()
     login.program("scancel", f"echo \"$@\" > '{login.root}/cancelled'")
     result = login.submit()
-    assert result.exit_code == 1 and result.stderr.endswith("; job 7 was cancelled\n")
+    assert result.exit_code == 2 and result.stderr.endswith("; job 7 was cancelled\n")
     assert (login.root / "cancelled").read_text() == "7\n"
 
 

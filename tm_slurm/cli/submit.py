@@ -10,6 +10,9 @@ from typing import Any
 import click
 
 from tm_slurm.cli.failures import Failed, UserMistake
+from tm_slurm.cli.slurm_here import no_answer, require_configuration
+
+_KEYS = {"--nodes": "job.nodes", "--standbys": "job.standbys", "--job-name": "job.name"}
 
 
 @click.command()
@@ -42,28 +45,36 @@ def submit(
     from tm_slurm.submit.checks import Unsubmittable, check_directory, check_partition, check_program
     from tm_slurm.submit.job_dir import JobDirError, resolve
 
-    named: dict[str, Any] = {"job.nodes": nodes, "job.standbys": standbys, "job.name": job_name}
-    overrides = {key: value for key, value in named.items() if value is not None}
+    named: dict[str, Any] = {"--nodes": nodes, "--standbys": standbys, "--job-name": job_name}
+    overrides = {_KEYS[option]: value for option, value in named.items() if value is not None}
+    said = {_KEYS[option]: option for option, value in named.items() if value is not None}
     try:
-        overrides.update(parse_override(text) for text in settings)
+        for key, value in map(parse_override, settings):
+            overrides[key] = value
+            said[key] = f"--set {key}"
         resolved = resolve(load(config, overrides), base=Path.cwd(), python=sys.executable)
         check_program(resolved)
         check_directory(resolved)
-    except (ConfigError, Unsubmittable) as error:
+    except ConfigError as error:
+        raise UserMistake(_in_the_users_words(str(error), said)) from None
+    except Unsubmittable as error:
         raise UserMistake(str(error)) from None
 
-    from tm_slurm.submit.submission import SubmissionFailed, script_text
+    from tm_slurm.submit.submission import SubmissionFailed, SubmissionRefused, script_text
     from tm_slurm.submit.submission import submit as submit_job
 
     if dry_run:
-        click.echo(script_text(resolved), nl=False)
+        click.echo(script_text(resolved).rstrip("\n"))
         return
+    require_configuration()
     try:
         check_partition(resolved, connect())
         submitted = submit_job(resolved)
-    except Unsubmittable as error:
+    except (Unsubmittable, SubmissionRefused, JobDirError) as error:
         raise UserMistake(str(error)) from None
-    except (SlurmRefused, SlurmUnavailable, SubmissionFailed, JobDirError) as error:
+    except SlurmUnavailable as error:
+        raise no_answer(error, f"submit {config}") from None
+    except (SlurmRefused, SubmissionFailed) as error:
         raise Failed(str(error)) from None
     if as_json:
         answer = {"job_id": submitted.job_id, "job_dir": str(submitted.job_dir), "log": str(submitted.log)}
@@ -73,3 +84,17 @@ def submit(
     click.echo(f"job {submitted.job_id}: {job.nodes} nodes and {job.standbys} standbys")
     click.echo(f"directory {submitted.job_dir}")
     click.echo(f"tm-slurm status {submitted.job_id}")
+
+
+def _in_the_users_words(message: str, said: dict[str, str]) -> str:
+    """A mistake on the command line, under the name of the option that was typed, and the key named once.
+
+    `said`: each key that the command line sets, and how it was typed.
+    """
+    for key, typed in said.items():
+        if message.startswith(f"--set {key}: "):
+            return f"{typed}: " + message.removeprefix(f"--set {key}: ").removeprefix(f"{key}: ")
+    place, found, problem = message.partition(": train.script: ")
+    if found and "train.module" in said and problem.endswith("found both"):
+        return f"{said['train.module']}: {place} has train.script, too: add --set train.script=null"
+    return message

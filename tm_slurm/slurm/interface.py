@@ -43,6 +43,7 @@ class NodeInfo:
     reason_at: float | None = None
     address: str = ""
     hostname: str = ""
+    cpus: int = 0
     boot_time: float | None = None
     slurmd_start_time: float | None = None
     partitions: tuple[str, ...] = ()

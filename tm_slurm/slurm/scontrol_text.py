@@ -89,6 +89,7 @@ def _parse_node(line: str) -> NodeInfo:
         reason_at=at,
         address=pairs.get("NodeAddr", pairs["NodeName"]),
         hostname=pairs.get("NodeHostName", pairs["NodeName"]),
+        cpus=int(pairs.get("CPUEfctv") or pairs.get("CPUTot") or 0),
         boot_time=_time(pairs.get("BootTime", "")),
         slurmd_start_time=_time(pairs.get("SlurmdStartTime", "")),
         partitions=tuple(name for name in pairs.get("Partitions", "").split(",") if name not in _NOTHING),

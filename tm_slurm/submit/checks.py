@@ -16,6 +16,7 @@ from tm_slurm.config import Config
 from tm_slurm.config.time_limit import parse_time_limit
 from tm_slurm.slurm import HostlistError, PartitionInfo, Slurm, expand
 from tm_slurm.submit.job_dir import shared_root
+from tm_slurm.submit.resources import cpus_per_node
 
 
 class Unsubmittable(RuntimeError):
@@ -67,6 +68,12 @@ def check_partition(config: Config, slurm: Slurm) -> None:
         raise Unsubmittable(
             f"job.nodes {job.nodes} and job.standbys {job.standbys} need {job.all_nodes} nodes, "
             f"partition {partition.name} has {limit} for a job"
+        )
+    cpus = max((node.cpus for node in slurm.nodes(usable).values()), default=0)
+    if cpus and cpus_per_node(config) > cpus:
+        raise Unsubmittable(
+            f"job.ranks_per_node {job.ranks_per_node} and job.cpus_per_rank {job.cpus_per_rank} need "
+            f"{cpus_per_node(config)} CPUs a node, the largest node of partition {partition.name} has {cpus}"
         )
     asked = parse_time_limit(job.time_limit)
     if asked is not None and partition.max_time_s is not None and asked > partition.max_time_s:

@@ -24,6 +24,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from tm_slurm.config import Config, dump, loads, minutes_of
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
 from tm_slurm.submit.job_dir import JobDirError, new_submission, prepare_job_dir, shared_root
+from tm_slurm.submit.refusals import key_of
 from tm_slurm.submit.resources import cpus_per_node, gpus_per_node, memory_of, step_options
 
 SUBMIT_TIMEOUT_S = 60
@@ -36,6 +37,10 @@ _UNCLAIMED_AGE_S = 3600.0
 
 class SubmissionFailed(RuntimeError):
     """sbatch did not take the job; one line with its own words."""
+
+
+class SubmissionRefused(SubmissionFailed):
+    """sbatch did not take the job as it is configured; the line begins with the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +139,8 @@ def script_text(config: Config, submission: str | None = None) -> str:
 def submit(config: Config) -> Submitted:
     """Submit the resolved `config` and make its job directory. Waits for sbatch, at most SUBMIT_TIMEOUT_S.
 
-    Raises SubmissionFailed, or JobDirError when the directory cannot be made.
+    Raises SubmissionFailed (SubmissionRefused when the configuration is to blame), or JobDirError when
+    the directory cannot be made.
     """
     folder = submission_folder(config)
     submission = new_submission()
@@ -145,9 +151,13 @@ def submit(config: Config) -> Submitted:
         with contextlib.redirect_stderr(io.StringIO()):
             job = AgentExecutor(config, submission).submit(AgentTask(dump(config), submission))
     except (FailedJobError, FailedSubmissionError) as error:
-        raise SubmissionFailed(_sbatch_words(error)) from error
+        words = _sbatch_words(error)
+        key = key_of(words)
+        if key is not None:
+            raise SubmissionRefused(f"{key}: {words}") from error
+        raise SubmissionFailed(words) from error
     except OSError as error:
-        raise SubmissionFailed(f"{folder}: {error.strerror}") from error
+        raise SubmissionRefused(f"job.directory: {folder}: {error.strerror}") from error
     job_id = int(job.job_id)
     try:
         job_dir = prepare_job_dir(config, job_id, submission)
