@@ -76,3 +76,15 @@ def test_a_crash_in_the_script_ends_the_job_with_its_traceback(cluster: LocalClu
     assert verdict["state"] == "failed" and "rank" in verdict["reason"]
     assert "this batch is broken" in Path(verdict["reason"].split("its log: ")[1]).read_text()
     until("Slurm calls the job FAILED", lambda: job.info().state == "FAILED", 20.0)
+
+
+def test_a_script_that_ends_before_it_trains_frees_the_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
+    script = tmp_path / "boom.py"
+    script.write_text('raise SystemExit("nothing to do")\n')
+    for number in range(3):  # whether an agent comes after the end is a race
+        (tmp_path / str(number)).mkdir()
+        job = TrainingJob.submit(cluster, tmp_path / str(number), script=script, nodes=4)
+        job.until("the job has ended", lambda: job.info().state == "FAILED", 30.0)  # noqa: B023
+        verdict = job.files.verdict()
+        assert verdict is not None and "before it called tm_slurm.run" in verdict["reason"]
+    cluster.wait_idle(timeout_s=20.0)

@@ -36,9 +36,10 @@ def config_text(directory: Path, **settings: Any) -> str:
     """A config for the tiny training; `settings` are job.* keys, but for steps and gates."""
     steps = settings.pop("steps", 60)
     options = {"gates": settings.pop("gates", []), "crash_at": settings.pop("crash_at", None)}
+    script = str(settings.pop("script", SCRIPT))
     job = {"name": "tiny", "nodes": 2, "standbys": 2, "directory": str(directory / "%j"), **settings}
     policy = {"heartbeat_s": 0.1, "poll_interval_s": 0.5}
-    train = {"script": str(SCRIPT), "steps": steps, "options": options}
+    train = {"script": script, "steps": steps, "options": options}
     return json.dumps({"job": job, "train": train, "policy": policy})  # JSON is YAML
 
 

@@ -305,3 +305,13 @@ def test_a_node_drained_before_the_start_is_swapped_without_a_move() -> None:
     world.event("drain", "n3")
     world.start()
     assert world.state.started and world.seats()[1] == "n6" and not world.notes("prepare")
+
+
+def test_the_comment_says_how_things_stand_and_forgets_what_is_over() -> None:
+    world = started(nodes=5)
+    for name in ("n2", "n3", "n4"):
+        world.event("drain", name)
+    assert "n3,n4 should be left" in world.comments()[-1]
+    for name in ("n3", "n4"):
+        world.event("resume", name)
+    assert "should be left" not in world.comments()[-1] and "training" in world.comments()[-1]

@@ -104,6 +104,10 @@ class Agent:
         attempt = self._surroundings.attempt
         alone_since = time.monotonic()
         while True:
+            if self._leading is None and (self._job_dir / "verdict.json").exists():
+                log.info("ending reason=the job has ended already")
+                self._finish(0)
+                return
             known = LeaderFile.read(self._job_dir)
             if known is not None and known.is_current(attempt):
                 if await self._follow(known):

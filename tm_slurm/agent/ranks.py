@@ -181,19 +181,22 @@ class Ranks:
     async def end_all(self, grace_s: float = TERMINATE_GRACE_S) -> None:
         """TERM, then KILL after `grace_s`; returns when every process has ended."""
         processes = [rank.process for rank in self._running.values()]
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
         waits = [asyncio.ensure_future(process.wait()) for process in processes]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=grace_s)
-            if late:
-                for process in processes:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                await asyncio.wait(late, timeout=grace_s)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in processes:
+                _send(process, number)
+            if waits:
+                await asyncio.wait(waits, timeout=grace_s)
         for rank in list(self._running.values()):
             rank.channel.abort()
+
+
+def _send(process: asyncio.subprocess.Process, number: int) -> None:
+    """Signal a process. Not by `Process.send_signal`: that looks whether the process has ended, takes its exit
+    code, and leaves none for whoever waits."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def argv_of(*, module: str | None, script: str | None, args: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tm_slurm.coordinator.actions import Action, Release, Resign, Tell
+from tm_slurm.coordinator.actions import Action, Comment, Release, Resign, Tell
+from tm_slurm.coordinator.comment import comment_of
 from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.model import FAILURE_LIMIT, JobState, Node, Notice, Process
 from tm_slurm.coordinator.moves import Moves
@@ -29,6 +30,7 @@ class Decisions(Moves):
     def __init__(self, state: JobState, leader_node: str) -> None:
         super().__init__(state)
         self.leader_node = leader_node
+        self._commented = ""
 
     def handle(self, given: Input) -> list[Action]:
         """Take one input; return what to do about it, in order. UnknownInput changes nothing."""
@@ -40,7 +42,14 @@ class Decisions(Moves):
         if not self.state.ended:
             handler(given)
             self._plan_moves()
+            self._keep_comment()
         return self.actions
+
+    def _keep_comment(self) -> None:
+        text = comment_of(self.state)
+        if text != self._commented:
+            self._commented = text
+            self.actions.append(Comment(text))
 
     def due(self, now: float) -> list[Input]:
         """Inputs that time itself brings: a preparation or a switch that has taken too long."""
@@ -287,7 +296,6 @@ class Decisions(Moves):
             node.standing = "standby"
             node.failures = 0
             self._tell(node.name, None, {"kind": "spawn"})
-            self._comment(f"node {node.name} was resumed and is a standby again")
 
     # ---- leaving ----
 
@@ -347,10 +355,6 @@ class Decisions(Moves):
     def _keep(self, node: Node, why: str) -> None:
         node.standing, node.kept_because = "kept", why
         self._note("kept", node=node.name, why=why)
-        self._comment(
-            f"node {node.name} has no ranks any more but stays DRAINING: {why}. "
-            f"It is given back when the job ends; to have it now: scontrol requeue JOBID"
-        )
 
     def _on_agent_retired(self, given: Input) -> None:
         """The agent has said its last word. Its node may be taken only when its process has ended: Slurm
@@ -379,7 +383,6 @@ class Decisions(Moves):
         node = self.state.nodes[given["node"]]
         node.standing, node.kept_because = "kept", f"Slurm refused to take it back: {given['why']}"
         self._note("release_refused", node=node.name, why=given["why"])
-        self._comment(f"node {node.name} is free of ranks, but Slurm refused to take it back: {given['why']}")
 
     # ---- the end ----
 

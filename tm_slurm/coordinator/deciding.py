@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tm_slurm.coordinator.actions import Action, Comment, End, Note, Tell
+from tm_slurm.coordinator.actions import Action, End, Note, Tell
 from tm_slurm.coordinator.model import JobState, Move
 
 Input = dict[str, Any]
@@ -20,9 +20,6 @@ class Deciding:
 
     def _note(self, what: str, **fields: Any) -> None:
         self.actions.append(Note(what, fields))
-
-    def _comment(self, text: str) -> None:
-        self.actions.append(Comment(text))
 
     def _tell(self, node: str, slot: int | None, message: dict[str, Any]) -> None:
         self.actions.append(Tell(node, slot, message))

@@ -88,6 +88,7 @@ class Leader:
         self.job_dir = job_dir
         self.node = node
         self.exit_code = 1
+        self._over = False
         self._job_id = job_id
         self._host = host
         self._attempt = attempt
@@ -148,6 +149,7 @@ class Leader:
             for channel in self._agents.values():
                 channel.abort()
             self._write_status()
+            self._over = True
             self._leadership.resign()
             self._journal.close()
             self._record.close()
@@ -161,6 +163,8 @@ class Leader:
 
     def _feed(self, given: dict[str, Any]) -> None:
         """Journal an input, decide, act."""
+        if self._over:
+            return
         given.setdefault("at", time.time())
         self._journal.append(given)
         self._perform(self._decisions.handle(given))
@@ -171,7 +175,9 @@ class Leader:
         except (HandshakeRefused, ChannelClosed, OSError, asyncio.TimeoutError) as error:
             log.warning("refused a connection reason=%s", error)
             return
-        if channel.identity.get("role") == "agent":
+        if self._outcome.done():
+            await channel.close()  # the verdict, or the next leader, is in the job directory
+        elif channel.identity.get("role") == "agent":
             await self._serve_agent(channel, str(channel.identity.get("node")))
         else:
             await self._serve_user(channel)

@@ -84,10 +84,6 @@ class Moves(Deciding):
             return
         leaver.notice.said_waiting = True
         self._note("waiting", node=leaver.name, why="no standby is left")
-        self._comment(
-            f"node {leaver.name} should be left but no standby is free: training goes on there. "
-            f"To cancel: scontrol update nodename={leaver.name} state=resume"
-        )
 
     def _repeat_move(self) -> None:
         """Send what the current phase of the move needs; harmless when it was sent before."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from tm_slurm.coordinator.model import JobState
 from tm_slurm.events import NodeWatch
-from tm_slurm.slurm import Slurm, SlurmRefused, SlurmUnavailable
+from tm_slurm.slurm import ResizeBlocked, Slurm, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger("tm_slurm.leader")
 
@@ -121,6 +121,9 @@ class SlurmSide:
                         self._slurm.set_comment, self._job_id, text.replace("JOBID", str(self._job_id))
                     )
                     said = text
+                except ResizeBlocked as error:
+                    log.warning("no more job comments: this Slurm refuses every change now reason=%s", error)
+                    return
                 except SlurmRefused as error:
                     said = text
                     log.warning("Slurm refused the job comment reason=%s", error)
