@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import ClassVar
+import os
+import signal
+import sys
+from typing import Any, ClassVar
 
 import click
 
@@ -30,9 +33,32 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read our output has seen enough
+            _write_nothing_more()
+            sys.exit(128 + signal.SIGPIPE)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            _write_nothing_more()
+            where = f"{error.filename}: " if error.filename else "cannot write: "
+            click.echo(f"Error: {where}{error.strerror or error}", err=True)
+            sys.exit(1)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, about) for name, (_, about) in sorted(self.COMMANDS.items())])
+
+
+def _write_nothing_more() -> None:
+    """Let what is still to be written to standard output go nowhere, instead of failing again at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tm_slurm.cli.failures import Failed, NotFound, NotPermitted
+from tm_slurm.cli.slurm_word import ask_slurm
 from tm_slurm.control import ChannelClosed, HandshakeRefused, connect, read_secret
 from tm_slurm.coordinator.election import LeaderFile
 from tm_slurm.submit.registry import clusters_with, registered
@@ -32,6 +33,12 @@ def find_job_dir(job: str) -> Path:
             raise NotFound(
                 f"job {job} is one of {' and of '.join(elsewhere)}: set SLURM_CONF to the cluster's "
                 "slurm.conf, or give the job directory"
+            )
+        word = ask_slurm(int(job))
+        if word is not None and word.is_pending:
+            raise NotFound(
+                f"job {job} is pending ({word.reason or 'no reason given'}): if it is one of tm_slurm, "
+                "it has no directory yet"
             )
     raise NotFound(f"no tm_slurm job {job}: expected a Slurm job id or a job directory (see `squeue --me`)")
 

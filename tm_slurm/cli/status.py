@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tm_slurm.cli.failures import NotFound
 from tm_slurm.cli.jobs import find_job_dir
+from tm_slurm.cli.slurm_word import id_of, slurm_word
+from tm_slurm.cli.table import table
 
 STALE_S = 5.0
+"""A status this old is not believed without asking Slurm; until then nobody is asked."""
 
 
 @click.command()
@@ -23,64 +26,88 @@ def status(job: str, as_json: bool) -> None:
 
     \b
     tm-slurm status 1234
-   
-"""
+
+    """
     from tm_slurm.observe.follow import JobFiles
 
     job_dir = find_job_dir(job)
     files = JobFiles(job_dir)
-    now, verdict = files.status(), files.verdict()
-    if now is None:
+    verdict, now = files.verdict(), files.status()
+    job_id = id_of(job, job_dir, now)
+    phase, about = _phase(job_id, job_dir, now, verdict)
+    if phase is None:
         raise NotFound(f"job {job} has not started yet: no coordinator has written {job_dir}/status.json")
     if as_json:
-        click.echo(json.dumps({**now, "verdict": verdict, "job_dir": str(job_dir)}))
+        known = now if now is not None else {"job_id": job_id, "nodes": [], "ranks": []}
+        click.echo(json.dumps({**known, "phase": phase, "verdict": verdict, "job_dir": str(job_dir)}))
         return
-    for line in _head(now, verdict):
-        click.echo(line)
-    _nodes(now)
-    for line in _tail(now):
-        click.echo(line)
+    lines = [f"job {job_id if job_id is not None else job}  {about}"]
+    if now is not None:
+        is_at_work = phase not in ("ended", "gone", "pending")
+        lines += [*_head(now, is_at_work), *_nodes(now, is_at_work), *_tail(now)]
+    click.echo("\n".join(lines))
 
 
-def _head(now: dict[str, Any], verdict: dict[str, Any] | None) -> list[str]:
-    state = now["phase"] if verdict is None else f"{verdict['state']}: {verdict['reason']}"
+def _phase(
+    job_id: int | None, job_dir: Path, now: dict[str, Any] | None, verdict: dict[str, Any] | None
+) -> tuple[str | None, str]:
+    """How the job stands, in one word (None when nobody knows) and in words for people."""
+    ending = "" if verdict is None else f"{verdict['state']}: {verdict['reason']}"
+    if verdict is not None and verdict["state"] != "requeue":
+        return "ended", ending
+    known = str(now["phase"]) if now is not None else None
+    age = time.time() - now["at"] if now is not None else 0.0
+    if verdict is None and known is not None and age <= STALE_S:
+        return known, known
+    word = slurm_word(job_id, job_dir)
+    if word is not None and word.is_pending:
+        return "pending", f"pending: {word.reason or 'Slurm gives no reason'}"
+    if verdict is not None:
+        return "ended", ending
+    if known is None:
+        if word is None:
+            return None, ""
+        if word.is_over:
+            return "ended", f"ended before it started: {word}"
+        return "starting", f"starting: no coordinator yet, {word}"
+    if word is not None and word.is_over:
+        return "gone", f"gone: ended without a verdict, {word}; see {job_dir}/logs"
+    return known, f"{known}, {age:.0f} s ago: the coordinator may be gone"
+
+
+def _head(now: dict[str, Any], is_at_work: bool) -> list[str]:
     step = "-" if now["step"] is None else now["step"]
-    loss = "-" if now["loss"] is None else f"{now['loss']:.4f}"
+    loss = "-" if now["loss"] is None else f"{now['loss']:.4g}"
     pace = "-" if now["steady_step_s"] is None else f"{now['steady_step_s']:.3f} s"
-    lines = [
-        f"job {now['job_id']}  {state}",
-        f"step {step}  loss {loss}  step time {pace}  epoch {now['epoch']}  moves {now['moves_done']}",
-        f"coordinator on {now['leader']} (term {now['term']})",
-    ]
-    age = time.time() - now["at"]
-    if verdict is None and age > STALE_S:
-        lines.append(f"this is {age:.0f} s old: the coordinator may be gone")
+    lines = [f"step {step}  loss {loss}  step time {pace}  epoch {now['epoch']}  moves {now['moves_done']}"]
+    if is_at_work:
+        lines.append(f"coordinator on {now['leader']} (term {now['term']})")
     return lines
 
 
-def _nodes(now: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("node", "standing", "ranks", "step", "notice"):
-        table.add_column(column, overflow="fold")
+def _nodes(now: dict[str, Any], is_at_work: bool) -> list[str]:
+    """One line a node; of a job that is over, only where its ranks were."""
     steps = {rank["rank"]: rank["step"] for rank in now["ranks"]}
+    rows = [("node", "standing", "ranks", "step", "notice")]
     for node in now["nodes"]:
         at = [steps[rank] for rank in node["ranks"] if steps.get(rank) is not None]
-        standing = node["standing"]
-        if standing == "standby":
-            standing += " (warm)" if node["warm"] else " (warming up)"
-        if node["batch_host"]:
-            standing += ", batch host"
-        table.add_row(
-            node["node"],
-            standing,
-            " ".join(map(str, node["ranks"])) or "-",
-            str(min(at)) if at else "-",
-            _notice(node),
+        rows.append(
+            (
+                node["node"],
+                _standing(node) if is_at_work else "-",
+                " ".join(map(str, node["ranks"])) or "-",
+                str(max(at)) if at else "-",
+                _notice(node) if is_at_work else "",
+            )
         )
-    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    return table(rows)
+
+
+def _standing(node: dict[str, Any]) -> str:
+    standing = str(node["standing"])
+    if standing == "standby":
+        standing += " (warm)" if node["warm"] else " (warming up)"
+    return f"{standing}, batch host" if node["batch_host"] else standing
 
 
 def _notice(node: dict[str, Any]) -> str:

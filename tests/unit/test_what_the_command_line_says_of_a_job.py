@@ -1,0 +1,229 @@
+"""`tm-slurm status` and `tm-slurm migrate`, from the files of a job and programs in the place of Slurm's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tm_slurm.cli.app import main
+from tm_slurm.cli.migrate import _must_wait
+from tm_slurm.submit.registry import register
+
+RECORD = "JobId=7 JobName=x UserId=u(1) GroupId=g(1) JobState={} Reason={} TimeLimit=UNLIMITED"
+VERDICT = {"state": "completed", "exit_code": 0, "reason": "trained to step 50"}
+
+NOTICE = "a disk " + "x" * 30 + " is to be replaced soon"
+
+
+def node(name: str, standing: str, ranks: list[int], notice: str | None = None) -> dict[str, Any]:
+    return {
+        "node": name,
+        "standing": standing,
+        "batch_host": name == "n1",
+        "ranks": ranks,
+        "warm": standing == "standby",
+        "notice": None if notice is None else {"kind": "drain", "reason": notice},
+        "kept_because": None,
+        "waiting": False,
+    }
+
+
+def status_of(age_s: float = 0.0, **changes: Any) -> dict[str, Any]:
+    """What a coordinator wrote `age_s` ago; `at` is counted from the moment of writing."""
+    return {
+        "job_id": 7,
+        "phase": "training",
+        "at": -age_s,
+        "leader": "n1",
+        "term": 1,
+        "epoch": 0,
+        "step": 12,
+        "loss": 0.000012345,
+        "steady_step_s": 0.1,
+        "nodes": [node("n1", "active", [0, 1], NOTICE), node("n2", "standby", [])],
+        "ranks": [{"rank": 0, "step": 12}, {"rank": 1, "step": 10}],
+        "move": None,
+        "moves_done": 0,
+        "last_interruption": None,
+    } | changes
+
+
+class Job:
+    """Job 7, as far as it has come."""
+
+    def __init__(self, root: Path) -> None:
+        self.bin = root / "bin"
+        self.bin.mkdir()
+        self.dir = root / "jobs" / "7"
+        self.dir.mkdir(parents=True)
+        (self.dir / "config.yaml").touch()
+        (self.dir / "secret").write_bytes(b"x" * 32)
+        (self.dir / "secret").chmod(0o600)
+        register(7, self.dir)
+        self.slurm("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+
+    def slurm(self, body: str) -> None:
+        (self.bin / "scontrol").write_text(f"#!/bin/sh\ntouch '{self.bin}/asked'\n{body}\n")
+        (self.bin / "scontrol").chmod(0o755)
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        if "at" in content:
+            content = {**content, "at": time.time() + content["at"]}
+        (self.dir / name).write_text(json.dumps(content))
+
+    def run(self, *words: str) -> Result:
+        return CliRunner().invoke(main, list(words))
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "slurm.conf").write_text("ClusterName=here\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    return Job(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "slurm", "first_line", "migration"),
+    [
+        ({}, "PENDING Resources", "job 7  pending: Resources", "is pending (Resources)"),
+        (
+            {},
+            "CANCELLED None",
+            "job 7  ended before it started: Slurm calls it CANCELLED",
+            "has ended: Slurm",
+        ),
+        ({}, "", "job 7  ended before it started: Slurm no longer knows it", "has ended: Slurm no longer"),
+        ({}, "RUNNING None", "job 7  starting: no coordinator yet, Slurm calls it RUNNING", "no coordinator"),
+        (
+            {"status.json": status_of(60)},
+            "NODE_FAIL None",
+            "job 7  gone: ended without a verdict, Slurm calls it NODE_FAIL; see",
+            "has ended: Slurm calls it NODE_FAIL",
+        ),
+        (
+            {"status.json": status_of(60)},
+            "",
+            "job 7  gone: ended without a verdict, Slurm no",
+            "has ended: Slurm",
+        ),
+        (
+            {"status.json": status_of(60)},
+            "RUNNING None",
+            "job 7  training, 6",
+            "no coordinator",
+        ),
+        (
+            {"status.json": status_of(60), "verdict.json": VERDICT},
+            "",
+            "job 7  completed: trained to step 50",
+            "job 7 has ended: completed",
+        ),
+        (
+            {"status.json": status_of(60), "verdict.json": {**VERDICT, "state": "requeue"}},
+            "PENDING BeginTime",
+            "job 7  pending: BeginTime",
+            "is pending (BeginTime)",
+        ),
+    ],
+)
+def test_how_a_job_stands(
+    job: Job, files: dict[str, dict[str, Any]], slurm: str, first_line: str, migration: str
+) -> None:
+    for name, content in files.items():
+        job.write(name, content)
+    if slurm:
+        job.slurm(f"echo '{RECORD.format(*slurm.split())}'")
+    for word in ("7", str(job.dir)):
+        shown = job.run("status", word)
+        assert shown.exit_code == 0 and shown.output.startswith(first_line), shown.output
+    asked = job.run("migrate", "7", "--node", "n1")
+    assert asked.exit_code == (1 if migration == "no coordinator" else 2)
+    assert migration in asked.stderr and asked.stderr.count("\n") == 1
+
+
+def test_nobody_is_asked_while_the_status_is_fresh_or_the_job_is_known_to_have_ended(job: Job) -> None:
+    job.write("status.json", status_of())
+    assert job.run("status", "7").output.startswith("job 7  training\n")
+    job.write("status.json", status_of(60))
+    job.write("verdict.json", VERDICT)
+    assert job.run("status", "7").exit_code == 0
+    assert not (job.bin / "asked").exists()
+
+
+def test_a_job_of_another_cluster_is_not_judged_by_this_one(job: Job) -> None:
+    (job.dir.parents[1] / "slurm.conf").write_text("ClusterName=other\n")
+    job.slurm(f"echo '{RECORD.format('FAILED', 'None')}'")
+    job.write("status.json", status_of(60))
+    assert job.run("status", str(job.dir)).output.startswith("job 7  training, 6")
+    assert not (job.bin / "asked").exists()
+
+
+def test_a_job_in_the_queue_without_a_directory_is_told(job: Job) -> None:
+    job.slurm("echo '" + RECORD.format("PENDING", "Priority").replace("JobId=7", "JobId=9") + "'")
+    shown = job.run("status", "9")
+    assert shown.exit_code == 3 and shown.stderr.startswith("Error: job 9 is pending (Priority)")
+
+
+@pytest.mark.parametrize("columns", [70, 80, 200])
+def test_the_table_keeps_to_the_width_and_has_no_trailing_blanks(
+    job: Job, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    job.write("status.json", status_of())
+    lines = job.run("status", "7").output.splitlines()
+    assert max(map(len, lines)) <= columns and lines == [line.rstrip() for line in lines]
+    assert any(line.startswith("n1    active, batch host  0 1    12    drain: a disk") for line in lines)
+    assert "loss 1.234e-05" in lines[1]
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_nodes_of_an_ended_job_have_no_standing(job: Job) -> None:
+    job.write("status.json", status_of())
+    job.write("verdict.json", VERDICT)
+    shown = job.run("status", "7").output
+    assert "n2    -" in shown and "warm" not in shown and "coordinator" not in shown
+
+
+@pytest.mark.parametrize(
+    ("nodes", "move", "must_wait"),
+    [
+        ([node("n1", "active", [0]), node("n2", "standby", [])], None, False),
+        ([node("n1", "active", [0]), node("n2", "standby", [], "disk")], None, True),
+        ([node("n1", "active", [0]), node("n2", "active", [1])], None, True),
+        ([node("n1", "active", [0])], {"pairs": [["n1", "n2"]]}, False),
+        ([node("n1", "active", [0])], {"pairs": [["n3", "n2"]]}, True),
+        ([node("n1", "leaving", [])], None, False),
+    ],
+)
+def test_a_move_that_has_to_wait_is_told(
+    nodes: list[dict[str, Any]], move: dict[str, Any] | None, must_wait: bool
+) -> None:
+    assert _must_wait("n1", {"nodes": nodes, "move": move}) is must_wait
+
+
+def tm_slurm(words: str) -> subprocess.CompletedProcess[str]:
+    command = f"set -o pipefail; {sys.executable} -m tm_slurm {words}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(job: Job) -> None:
+    job.write("status.json", status_of())
+    done = tm_slurm("status 7 | true")
+    assert done.returncode in (0, 141) and done.stderr == ""
+
+
+@pytest.mark.parametrize("words", ["status 7", "--help"])
+def test_output_that_cannot_be_written_is_one_line(job: Job, words: str) -> None:
+    job.write("status.json", status_of())
+    done = tm_slurm(f"{words} > /dev/full")
+    assert (done.returncode, done.stderr) == (1, "Error: cannot write: No space left on device\n")
