@@ -170,6 +170,18 @@ def test_a_mistake_in_the_configuration_is_one_line_and_code_2(batch: Batch) -> 
     assert not batch.seen.exists()
 
 
+@pytest.mark.parametrize("python", ["python-of-the-site", "no-such-python"])
+def test_a_python_without_tm_slurm_is_one_line_and_code_2(batch: Batch, python: str) -> None:
+    program = batch.root / "bin" / "python-of-the-site"
+    program.write_text("#!/bin/sh\necho 'No module named tm_slurm' >&2; exit 1\n")
+    program.chmod(0o755)
+    done = batch.run(TM_SLURM_PYTHON=python)
+    assert done.returncode == 2 and not batch.seen.exists()
+    assert done.stderr == (
+        f"tm_slurm: {python} has no tm_slurm: activate its environment, or set TM_SLURM_PYTHON\n"
+    )
+
+
 def test_no_configuration_at_all(batch: Batch) -> None:
     done = subprocess.run(
         ["bash", str(TEMPLATE)],
