@@ -61,8 +61,9 @@ class TrainingJob:
         return cls(cluster, int(answer["job_id"]), Path(answer["job_dir"]))
 
     def tm_slurm(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The command line, as the user of this job."""
-        return self.cluster.run([TM_SLURM, *words], timeout_s=30.0, check=False)
+        """The command line, as the user of this job, in a terminal wide enough to break no sentence."""
+        env = {"COLUMNS": "200"}
+        return self.cluster.run([TM_SLURM, *words], env=env, timeout_s=30.0, check=False)
 
     def note(self, what: str, **fields: Any) -> dict[str, Any]:
         """Wait for an entry of the timeline that has these fields."""

@@ -43,7 +43,11 @@ def migrate(job: str, node: str, reason: str) -> None:
         raise _explained(failure, job, job_dir) from None
     if "error" in answer:
         raise UserMistake(str(answer["error"]))
-    if _must_wait(node, ask_leader(job_dir, {"kind": "status"})):
+    try:
+        now = ask_leader(job_dir, {"kind": "status"})
+    except Failed:  # the request has been taken; whether it has to wait is told by status
+        now = None
+    if now is not None and _must_wait(node, now):
         click.echo(f"job {job}: no standby is free: the ranks of {node} will move when one is")
     else:
         click.echo(f"job {job}: the ranks of {node} will move; see: tm-slurm status {job}")
