@@ -27,6 +27,7 @@ ACTIVE_NODES = 4
 STANDBYS = 2
 RUN_LIMIT_S = 240.0
 DRAINED_LIMIT_S = 30.0
+REASON = "demo: disk is to be replaced"
 RATE_BYTES = 64 << 20
 
 
@@ -47,8 +48,8 @@ class Drainer:
             self._at_steps.pop(0)
             node = self._node_to_drain()
             self.drained[node] = time.time()
-            self._cluster.drain(node, reason="demo: disk is to be replaced")
-            self._show.line(f"$ scontrol update nodename={node} state=drain")
+            self._cluster.drain(node, reason=REASON)
+            self._show.line(f"$ scontrol update nodename={node} state=drain reason='{REASON}'")
 
     def _node_to_drain(self) -> str:
         """A node that has had a rank from the beginning."""

@@ -39,7 +39,8 @@ class Show:
         """One entry of the timeline, or one step."""
         if entry["what"] == "step":
             if entry["step"] % STEP_EVERY == 0:
-                self.line(f"step {entry['step']:4d}  loss {entry['loss']:.3f}  {entry['seconds']:.3f} s")
+                seconds = f"  {entry['seconds']:.3f} s" if entry["seconds"] else ""  # step 0 has no time
+                self.line(f"step {entry['step']:4d}  loss {entry['loss']:.3f}{seconds}")
             return
         text = SPOKEN.get(entry["what"])
         if text is not None:
