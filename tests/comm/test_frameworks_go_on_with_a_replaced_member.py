@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from typing import Any
 
@@ -146,10 +147,6 @@ class Zero(Training):
 class Checkpointed(Sharded):
     """FSDP2 that saves and loads a distributed checkpoint around every step."""
 
-    def build(self) -> None:
-        super().build()
-        self.directory = tempfile.gettempdir()
-
     def step(self, step: int) -> None:
         super().step(step)
         if step == 0:  # a joiner's shadow step
@@ -162,6 +159,9 @@ class Checkpointed(Sharded):
         for parameter in self.modules[0].parameters():
             replacement.local(parameter).zero_()
         dcp.load(state, checkpoint_id=shared[0])
+        dist.barrier()  # everybody has read it
+        if self.rank == 0:
+            shutil.rmtree(shared[0])
         self.modules[0].load_state_dict(state["model"])
         assert self.digest() == before
 
