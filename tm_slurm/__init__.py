@@ -1,7 +1,7 @@
 """tm_slurm: PyTorch training on Slurm that moves off a drained or dying node in about one step.
 
-What a training script uses: `run`, `Runtime`, `Role`, `options`. Nothing here imports torch until one of them is
-asked for, so that the command line stays quick.
+What a training script uses: `run`, `Runtime`, `Role`, `options`. Nothing here imports torch until one of them
+is asked for, so that the command line stays quick.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Dropout and all three global generators feed the loss, there is momentum, a schedule, and data by (step,
 rank). The option `gates` is a list of steps at which every rank waits until the file `gate-STEP` is in the
-job directory, so that a test decides what happens before a certain boundary.
+job directory, so that a test decides what happens before a certain boundary. `busy`: how many small products
+make a step longer.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def main() -> None:
         generator = torch.Generator().manual_seed(1000 * step + state["rank"])
         inputs = torch.randn(16, 32, generator=generator) * (1 + 0.1 * random.random())
         targets = torch.randn(16, 8, generator=generator) + 0.1 * float(numpy.random.rand())
+        for _ in range(options["busy"]):
+            torch.mm(inputs.T, inputs)
         state["optimizer"].zero_grad()
         loss = nn.functional.mse_loss(state["model"](inputs), targets)
         loss.backward()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -35,12 +38,16 @@ def until(what: str, test: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
 def config_text(directory: Path, **settings: Any) -> str:
     """A config for the tiny training; `settings` are job.* keys, but for steps and gates."""
     steps = settings.pop("steps", 60)
-    options = {"gates": settings.pop("gates", []), "crash_at": settings.pop("crash_at", None)}
+    options = {key: settings.pop(key, default) for key, default in OPTIONS.items()}
     script = str(settings.pop("script", SCRIPT))
     job = {"name": "tiny", "nodes": 2, "standbys": 2, "directory": str(directory / "%j"), **settings}
     policy = {"heartbeat_s": 0.1, "poll_interval_s": 0.5}
     train = {"script": script, "steps": steps, "options": options}
     return json.dumps({"job": job, "train": train, "policy": policy})  # JSON is YAML
+
+
+OPTIONS: dict[str, Any] = {"gates": [], "crash_at": None, "busy": 0}
+"""What the tiny training understands, and its defaults."""
 
 
 class TrainingJob:
@@ -104,6 +111,22 @@ class TrainingJob:
             return len({entry["node"] for entry in self.files.notes("warm")}) >= count
 
         self.until(f"{count} warm standbys", warm)
+
+    def kill_rank(self, node: str) -> None:
+        """SIGKILL to the rank process of a node (one a node)."""
+        mark = f"TM_SLURM_JOB_DIR={self.files.job_dir}".encode()
+        for pid in self.cluster.node_pids(node):
+            with contextlib.suppress(OSError):
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if mark in environment and b"TM_SLURM_SLOT=0" in environment:
+                    os.kill(pid, signal.SIGKILL)
+                    return
+        raise AssertionError(f"no rank process on {node}")
+
+    def seats(self) -> list[str]:
+        """The node of each rank now."""
+        status = self.until("a status", self.files.status)
+        return [str(rank["node"]) for rank in status["ranks"]]
 
     def active_nodes(self) -> list[str]:
         """The nodes that had ranks at the start, in rank order of their names."""

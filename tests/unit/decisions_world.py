@@ -26,7 +26,11 @@ class World:
         self.clock = 0.0
         self.incarnation = 0
         self.leader_at = batch_host or "n1"
+        self.killed: list[str] = []
+        self.resigns_to_nobody: set[str] = set()
         self.switching: set[int] = set()
+        self.committed: dict[int, tuple[int, bool]] = {}
+        """rank → (steps committed, whether it stands at the vote); 7 and False for those not named"""
         self._queue: deque[dict[str, Any]] = deque()
 
     @property
@@ -71,6 +75,12 @@ class World:
         ]
         self.give({"kind": "events", "events": events})
 
+    def dies(self, node: str, slot: int = 0) -> None:
+        """A rank process of a node is killed."""
+        process = self.state.nodes[node].processes[slot]
+        exited = {"slot": slot, "incarnation": process.incarnation, "code": -9, "how": "signal SIGKILL"}
+        self.give({"kind": "process_exited", "node": node, **exited, "log": "x.log"})
+
     def release_held(self) -> None:
         held, self.held, self.hold = self.held, [], set()
         for tell in held:
@@ -80,6 +90,9 @@ class World:
         if isinstance(action, Release):
             self.give({"kind": "released", "node": action.node})
         elif isinstance(action, Resign):
+            if action.to in self.resigns_to_nobody:
+                self.give({"kind": "resign_failed", "to": action.to})
+                return
             self.leader_at = action.to
             self.give({"kind": "led", "node": action.to, "term": 2})
         elif isinstance(action, Tell):
@@ -93,6 +106,8 @@ class World:
     def _agent(self, node: str, message: dict[str, Any]) -> None:
         if message["kind"] == "spawn":
             self.spawn(node)
+        elif message["kind"] == "kill":
+            self.killed.append(node)
         elif message["kind"] == "retire":
             self.give({"kind": "agent_retired", "node": node})
             self.give({"kind": "agent_gone", "node": node})
@@ -117,6 +132,18 @@ class World:
             self.give({"kind": "switching", **me, "epoch": epoch, "step": 7})
             for rank in list(self.state.move.ranks()) if self.state.move else []:
                 self.give({"kind": "resumed", "node": node, "epoch": epoch, "rank": rank, "step": 7})
+        elif kind == "interrupt":
+            rank = next(r for r, seat in self.state.seats.items() if seat == (node, slot))
+            committed, at_vote = self.committed.get(rank, (7, False))
+            where = {"rank": rank, "committed": committed, "at_vote": at_vote}
+            self.give({"kind": "survivor", **me, "epoch": epoch, **where})
+        elif kind == "resolve":
+            for rank in message["serve"]:
+                ready = {"epoch": epoch, "rank": rank, "source": [node, 2]}
+                self.give({"kind": "source_ready", **me, **ready})
+        elif kind == "replace":
+            resumed = {"epoch": epoch, "rank": message["rank"], "step": message["target"]}
+            self.give({"kind": "resumed", **me, **resumed})
         elif kind == "stop":
             kind = "too_late" if message["epoch"] in self.switching else "stopped"
             self.give({"kind": kind, **me, "epoch": epoch})

@@ -240,21 +240,6 @@ def test_a_move_in_preparation_does_not_hold_up_the_end() -> None:
     assert world.ends()[0].state == "completed" and world.notes("cancelled")
 
 
-def test_an_active_rank_that_dies_ends_the_job_with_its_name() -> None:
-    world = started()
-    process = world.state.nodes["n3"].processes[0]
-    exited = {
-        "slot": 0,
-        "incarnation": process.incarnation,
-        "code": -9,
-        "how": "signal SIGKILL",
-        "log": "x.log",
-    }
-    world.give({"kind": "process_exited", "node": "n3", **exited})
-    reason = world.ends()[0].reason
-    assert "rank 1" in reason and "n3" in reason and "SIGKILL" in reason and "x.log" in reason
-
-
 def test_a_script_that_never_calls_run_ends_the_job_at_once() -> None:
     world = World()
     world.give({"kind": "node_joined", "node": "n3"})
@@ -315,3 +300,74 @@ def test_the_comment_says_how_things_stand_and_forgets_what_is_over() -> None:
     for name in ("n3", "n4"):
         world.event("resume", name)
     assert "should be left" not in world.comments()[-1] and "training" in world.comments()[-1]
+
+
+def test_a_standby_that_warms_up_for_another_rank_joins_only_when_it_is_the_right_one() -> None:
+    """Drain one node, resume it, request another: the standby was warm for that one's rank, and no longer
+    is."""
+    world = started(nodes=5, batch_host=None)  # ranks 0 to 3 on n1 to n4, the standby n5 is warm for rank 0
+    world.hold = {"warm"}
+    world.event("drain", "n2")
+    world.event("resume", "n2")
+    world.event("request", "n1", source="user")
+    assert not world.told("join")
+    world.release_held()
+    (join,) = world.told("join")
+    assert join.message["rank"] == 0 and world.state.nodes["n5"].processes[0].warm_for == 0
+    assert world.seats()[0] == "n5"
+
+
+def test_a_joiner_drained_in_mid_switch_takes_the_ranks_and_hands_them_on() -> None:
+    world = started()
+    world.hold = {"go"}
+    world.event("drain", "n3")
+    world.event("drain", "n6")  # the joiner
+    assert world.state.move is not None and not world.told("retire")
+    world.release_held()
+    assert not world.ends() and world.seats()[1] == "n1"
+    assert sorted(r.node for r in world.releases()) == ["n3", "n6"]
+
+
+def test_a_joiner_drained_when_armed_leaves_if_the_move_is_given_up() -> None:
+    world = started()
+    world.hold = {"go"}
+    world.event("drain", "n3")
+    world.event("drain", "n6")
+    world.event("resume", "n3")
+    assert world.state.move is None and [r.node for r in world.releases()] == ["n6"]
+
+
+def test_a_leader_that_cannot_hand_over_asks_another() -> None:
+    world = started(batch_host=None)
+    world.decisions.leader_node = "n6"
+    world.resigns_to_nobody = {"n5"}
+    world.event("drain", "n6")
+    assert world.leader_at not in ("n5", "n6") and [r.node for r in world.releases()] == ["n6"]
+
+
+def test_a_lost_standby_that_is_drained_is_given_back_without_its_agent() -> None:
+    world = started()
+    world.give({"kind": "node_lost", "node": "n6", "reason": "agent killed"})
+    world.event("drain", "n6")
+    assert [r.node for r in world.releases()] == ["n6"]
+
+
+def test_a_node_whose_agent_dies_while_leaving_is_given_back() -> None:
+    world = started()
+    world.hold = {"retire"}
+    world.event("drain", "n6")
+    world.give({"kind": "node_lost", "node": "n6", "reason": "agent killed"})
+    assert [r.node for r in world.releases()] == ["n6"]
+
+
+def test_a_process_that_comes_up_on_a_leaving_node_is_sent_away() -> None:
+    world = World(ranks_per_node=2)
+    world.start(without=("n6",))
+    world.give({"kind": "node_joined", "node": "n6"})
+    ready = {"slot": 0, "incarnation": 901, "host": "n6", "port": 1}
+    world.give({"kind": "process_ready", "node": "n6", **ready})
+    world.hold = {"retire"}
+    world.event("drain", "n6")
+    world.give({"kind": "process_ready", "node": "n6", **ready, "slot": 1, "incarnation": 902})
+    world.release_held()
+    assert [r.node for r in world.releases()] == ["n6"]

@@ -60,3 +60,12 @@ def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path: P
     with path.open("a") as file:
         file.write(":2}\nnonsense\n" + json.dumps({"c": 3}) + "\n")
     assert list(lines.new()) == [{"b": 2}, {"c": 3}]
+
+
+def test_steps_that_rank_0_took_with_it_are_told_by_another(tmp_path: Path) -> None:
+    record = Record(tmp_path, world_size=2)
+    beat(record, 0, {0: 0.0})
+    beat(record, 1, {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3})
+    beat(record, 0, {3: 0.4})  # its successor
+    steps = JobFiles(tmp_path).steps()
+    assert [(step["step"], step["rank"]) for step in steps] == [(0, 0), (1, 1), (2, 1), (3, 0)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tm_slurm.coordinator.election import LeaderFile, Leadership, write_atomically
 from tm_slurm.coordinator.journal import Journal
@@ -73,3 +77,20 @@ def test_a_half_written_last_line_is_dropped_and_the_next_one_stands_alone(tmp_p
     journal.append({"number": 1})
     journal.close()
     assert [record["number"] for record in Journal.replay(path)] == [0, 1]
+
+
+def test_a_record_that_the_disk_does_not_take_whole_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append({"number": 0})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, hard))
+    try:
+        with pytest.raises(OSError):
+            journal.append({"number": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    journal.append({"number": 2})
+    assert [record["number"] for record in Journal.replay(path)] == [0, 2]

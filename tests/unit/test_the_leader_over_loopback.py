@@ -1,4 +1,5 @@
-"""The leader's network side, without Slurm and without ranks: nonsense is refused, and a successor knows all."""
+"""The leader's network side, without Slurm and without ranks: nonsense is refused, and a successor knows
+all."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from tm_slurm.control import Channel, connect
+from tm_slurm.control import Channel, ChannelClosed, connect
 from tm_slurm.coordinator.election import LeaderFile, Leadership
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import Plan
+from tm_slurm.observe.follow import JobFiles
 
 SECRET = b"s" * 32
 LIMITS = Limits(poll_interval_s=1.0, lease_s=10.0, start_timeout_s=60.0, reconnect_s=0.3)
@@ -62,7 +64,19 @@ async def agent(job_dir: Path, node: str) -> Channel:
     identity = {"role": "agent", "node": node}
     channel = await connect(known.host, known.port, SECRET, identity, timeout_s=5.0)
     assert (await channel.receive())["kind"] == "led"
+    BEATING.add(asyncio.create_task(beat(channel)))
     return channel
+
+
+BEATING: set[asyncio.Task[None]] = set()
+
+
+async def beat(channel: Channel) -> None:
+    """A sign of life, until the channel is closed."""
+    with contextlib.suppress(ChannelClosed):
+        while True:
+            channel.send({"kind": "beat", "ranks": []})
+            await asyncio.sleep(LIMITS.reconnect_s / 5)
 
 
 def ready(incarnation: int) -> dict[str, Any]:
@@ -159,6 +173,19 @@ def test_a_lost_agent_of_an_active_node_ends_the_job_with_its_name(tmp_path: Pat
     leader = lead(tmp_path, act)
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["state"] == "failed" and "n1" in verdict["reason"] and leader.exit_code == 1
+
+
+def test_an_agent_that_falls_silent_is_lost_although_its_connection_stands(tmp_path: Path) -> None:
+    async def act(leader: Leader) -> None:
+        channel = await agent(tmp_path, "n1")
+        await agent(tmp_path, "n2")
+        for task in BEATING:
+            task.cancel()
+        with pytest.raises(ChannelClosed):
+            await asyncio.wait_for(channel.receive(), 5.0)
+
+    lead(tmp_path, act)
+    assert "silent" in JobFiles(tmp_path).notes("node_lost")[0]["reason"]
 
 
 def test_a_short_break_of_the_connection_is_not_a_loss(tmp_path: Path) -> None:

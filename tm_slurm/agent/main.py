@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tm_slurm.agent.orphans import adopt_orphans
 from tm_slurm.agent.ranks import Command, Ranks, argv_of
 from tm_slurm.agent.surroundings import Surroundings
 from tm_slurm.config import Config, load
@@ -131,9 +132,9 @@ class Agent:
         if leadership.try_to_lead():
             self._leading = asyncio.create_task(self._lead(leadership))
 
-    async def _lead(self, leadership: Leadership) -> None:
+    def _make_leader(self, leadership: Leadership) -> Leader:
         policy = self._config.policy
-        self._leader = leader = Leader(
+        return Leader(
             job_dir=self._job_dir,
             job_id=self._surroundings.job_id,
             node=self._surroundings.node,
@@ -150,11 +151,15 @@ class Agent:
                 reconnect_s=policy.keepalive_s,
             ),
         )
+
+    async def _lead(self, leadership: Leadership) -> None:
         try:
+            leader = self._leader = self._make_leader(leadership)
             if await leader.lead() == "ended":
                 self._finish(0)
         except Exception:
             log.exception("the leader failed")  # whatever it was, the agent must not be left without an end
+            leadership.resign()
             self._finish(1)
         finally:
             self._leading = self._leader = None
@@ -207,6 +212,8 @@ class Agent:
         kind = order["kind"]
         if kind == "spawn":
             await self._ranks.start_missing()
+        elif kind == "kill":
+            await self._ranks.end_all(grace_s=0.0)
         elif kind == "retire":
             await self._retire()
         elif kind == "exit":
@@ -275,6 +282,7 @@ class Agent:
 
 
 async def _main(job_dir: Path) -> int:
+    adopt_orphans()
     surroundings = Surroundings.from_environment()
     _log_to(job_dir / "logs" / f"agent-{surroundings.node}.log")
     slurm = connect_to_slurm() if surroundings.job_id is not None else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tm_slurm.agent.orphans import end_orphans
 from tm_slurm.control.channel import Channel, ChannelClosed
 
 log = logging.getLogger("tm_slurm.agent")
@@ -131,6 +132,7 @@ class Ranks:
         code = await rank.process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(rank.process.pid, signal.SIGKILL)  # what it started must not outlive it
+        end_orphans(rank.incarnation)
         await asyncio.wait({listener}, timeout=LAST_WORDS_S)
         rank.channel.abort()
         self._running.pop(rank.slot, None)
@@ -192,8 +194,8 @@ class Ranks:
 
 
 def _send(process: asyncio.subprocess.Process, number: int) -> None:
-    """Signal a process. Not by `Process.send_signal`: that looks whether the process has ended, takes its exit
-    code, and leaves none for whoever waits."""
+    """Signal a process. Not by `Process.send_signal`: that looks whether the process has ended, takes its
+    exit code, and leaves none for whoever waits."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)

@@ -47,6 +47,10 @@ def _proof(secret: bytes, label: str, hello: Message, acceptor_nonce: str) -> st
     return hmac.new(secret, text.encode(), "sha256").hexdigest()
 
 
+def _same(expected: str, claimed: object) -> bool:
+    return hmac.compare_digest(expected.encode(), str(claimed).encode(errors="surrogatepass"))
+
+
 class Dialler:
     """The side that opened the connection. `identity` is what it says about itself; the proof covers it."""
 
@@ -60,7 +64,7 @@ class Dialler:
             raise HandshakeRefused(f"the peer refused: {str(challenge['refused'])[:200]}")
         nonce = str(challenge.get("nonce", ""))
         expected = _proof(self._secret, "acceptor", self.hello, nonce)
-        if not hmac.compare_digest(expected, str(challenge.get("proof", ""))):
+        if not _same(expected, challenge.get("proof")):
             raise HandshakeRefused("the peer does not know this job's secret")
         return {"proof": _proof(self._secret, "dialler", self.hello, nonce)}
 
@@ -86,7 +90,7 @@ class Acceptor:
     def verify(self, answer: Message) -> Message:
         """The identity that the peer has proved; HandshakeRefused when the proof is wrong."""
         expected = _proof(self._secret, "dialler", self._hello, self._nonce)
-        if not hmac.compare_digest(expected, str(answer.get("proof", ""))):
+        if not _same(expected, answer.get("proof")):
             raise HandshakeRefused("the peer does not know this job's secret")
         return {key: value for key, value in self._hello.items() if key not in {"v", "nonce"}}
 

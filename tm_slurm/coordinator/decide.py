@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tm_slurm.coordinator.actions import Action, Comment, Release, Resign, Tell
+from tm_slurm.coordinator.actions import Action, Comment, Release, Tell
 from tm_slurm.coordinator.comment import comment_of
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.model import FAILURE_LIMIT, JobState, Node, Notice, Process
-from tm_slurm.coordinator.moves import Moves
+from tm_slurm.coordinator.model import FAILURE_LIMIT, Node, Notice, Process
+from tm_slurm.coordinator.recovery import Recoveries
 
 LEAVE_KINDS = frozenset({"drain", "fail", "down", "maintenance", "reboot", "unhealthy", "straggler"})
 """Events after which a node is left and given back to the administrator."""
@@ -24,13 +24,10 @@ class UnknownInput(ValueError):
     """An input of a kind that this version does not know."""
 
 
-class Decisions(Moves):
+class Decisions(Recoveries):
     """Holds the state and turns each input into actions. `leader_node` is where this leader itself runs."""
 
-    def __init__(self, state: JobState, leader_node: str) -> None:
-        super().__init__(state)
-        self.leader_node = leader_node
-        self._commented = ""
+    _commented = ""
 
     def handle(self, given: Input) -> list[Action]:
         """Take one input; return what to do about it, in order. UnknownInput changes nothing."""
@@ -52,9 +49,13 @@ class Decisions(Moves):
             self.actions.append(Comment(text))
 
     def due(self, now: float) -> list[Input]:
-        """Inputs that time itself brings: a preparation or a switch that has taken too long."""
-        move, plan = self.state.move, self.state.plan
-        if move is None or self.state.ended:
+        """Inputs that time itself brings: a preparation, a switch or a recovery that has taken too long."""
+        move, recovery, plan = self.state.move, self.state.recovery, self.state.plan
+        if self.state.ended:
+            return []
+        if recovery is not None and now - recovery.started_at > plan.switch_timeout_s:
+            return [{"kind": "recovery_expired", "epoch": recovery.epoch}]
+        if move is None:
             return []
         if move.phase == "switching" and now - move.switching_at > plan.switch_timeout_s:
             return [{"kind": "switch_expired", "epoch": move.epoch}]
@@ -71,7 +72,9 @@ class Decisions(Moves):
             return
         node.agent_up = True
         if node.standing == "lost":
-            node.standing = "standby"
+            node.standing = "leaving"  # what still runs there belongs to the past
+            self._tell(node.name, None, {"kind": "kill"})
+            self._emptied(node)
         self._repeat_to(node)
 
     def _repeat_to(self, node: Node) -> None:
@@ -101,6 +104,9 @@ class Decisions(Moves):
             self._start_if_ready()
         if node.standing == "standby":
             self._warm_standby(node)
+        elif node.standing == "leaving":
+            self._tell(node.name, slot, {"kind": "retire"})
+        self._advance_recovery()
 
     def _on_start_expired(self, given: Input) -> None:
         """Somebody on an active seat has not come; a standby that has takes its place."""
@@ -167,7 +173,7 @@ class Decisions(Moves):
             return
         del node.processes[process.slot]
         if node.standing in ("active", "expected"):
-            self._active_exit(node, process, given)
+            self._active_exit(node, given)
         elif node.standing == "standby":
             self._standby_exit(node, given)
         if node.standing == "leaving" and not node.processes:
@@ -188,18 +194,17 @@ class Decisions(Moves):
         elif node.standing == "standby":
             self._standby_exit(node, given)
 
-    def _active_exit(self, node: Node, process: Process, given: Input) -> None:
-        ranks = [rank for rank, slot in self.state.ranks_on(node.name).items() if slot == process.slot]
-        if self.state.finishing and given["code"] == 0:
-            if not any(self.state.nodes[name].processes for name, _ in self.state.seats.values()):
+    def _active_exit(self, node: Node, given: Input) -> None:
+        if self.state.finishing:
+            if given["code"] != 0:
+                self._end("failed", 1, f"a rank on {node.name} ended with {given['how']}; {_log(given)}")
+            elif not any(self.state.nodes[name].processes for name, _ in self.state.seats.values()):
                 self._end("completed", 0, "all ranks have finished")
-            return
-        rank = ranks[0] if ranks else None
-        self._end(
-            "failed",
-            1,
-            f"rank {rank} on node {node.name} ended with {given['how']}; its log: {given.get('log', 'none')}",
-        )
+        elif not self.state.started:
+            self._end("failed", 1, f"a rank on {node.name} ended with {given['how']}; {_log(given)}")
+        else:
+            ranks = ", ".join(map(str, sorted(self.state.ranks_on(node.name))))
+            self._ranks_died(node, f"rank {ranks} on {node.name} ended with {given['how']}; {_log(given)}")
 
     def _standby_exit(self, node: Node, given: Input) -> None:
         if self.state.finishing:
@@ -217,13 +222,17 @@ class Decisions(Moves):
         if was in ("released", "lost") or not node.agent_up:
             return
         node.agent_up = False
-        node.standing = "lost"
         node.processes.clear()
         self._note("node_lost", node=node.name, reason=given.get("reason", ""))
-        if was in ("active", "expected") and self.state.ranks_on(node.name):
-            self._end("failed", 1, f"node {node.name} was lost: {given.get('reason', '')}")
-        else:
-            self._joiner_gone(node.name, f"node {node.name} was lost")
+        how = f"node {node.name} was lost: {given.get('reason', '')}"
+        if was in ("active", "expected") and self.state.ranks_on(node.name) and not self.state.finishing:
+            if self.state.started:
+                self._ranks_died(node, how)
+            else:
+                self._end("failed", 1, how)
+            return
+        self._lost(node)
+        self._joiner_gone(node.name, how)
 
     def _known(self, given: Input) -> Process | None:
         """The process an input speaks of; None when that incarnation is no longer there."""
@@ -265,12 +274,21 @@ class Decisions(Moves):
         if self.state.finishing:
             return
         if node.standing == "standby":
-            if gives_back:
-                self._standby_leaves(node)
-            else:
+            if not gives_back:
                 node.notice = None
+            elif not self._about_to_take_ranks(node):
+                self._standby_leaves(node)
+        elif node.standing == "lost":
+            self._lost(node)
         elif node.standing == "expected" and not self.state.started:
             self._swap_before_start(node)
+
+    def _about_to_take_ranks(self, node: Node) -> bool:
+        """Whether it is too late to leave as a standby: once it has the ranks they are moved on."""
+        move, recovery = self.state.move, self.state.recovery
+        if recovery is not None and any(pair.joiner == node.name for pair in recovery.pairs):
+            return True
+        return move is not None and move.phase != "preparing" and node.name in move.joiners()
 
     def _swap_before_start(self, node: Node) -> None:
         """Noticed before training began: a standby takes the seats, nothing has to be moved."""
@@ -299,40 +317,12 @@ class Decisions(Moves):
 
     # ---- leaving ----
 
-    def _standby_leaves(self, node: Node) -> None:
-        node.standing = "leaving"
-        self._joiner_gone(node.name, f"standby {node.name} is leaving")
-        self._note("standby_leaves", node=node.name)
-        self._leave(node)
-
-    def _leave(self, node: Node) -> None:
-        if node.processes:
-            for slot in node.processes:
-                self._tell(node.name, slot, {"kind": "retire"})
-        else:
-            self._emptied(node)
-
-    def _emptied(self, node: Node) -> None:
-        """The last rank process of a leaving node has ended: back to the administrator, or back to the
-        pool."""
-        if self.state.finishing:
-            return
-        if node.notice is None or not node.notice.gives_back:
-            node.notice, node.standing = None, "standby"
-            self._tell(node.name, None, {"kind": "spawn"})
-        elif node.batch_host:
-            self._keep(node, "it is the batch host, which Slurm cannot take out of a running job")
-        elif not self.state.plan.release:
-            self._keep(node, "the config says policy.release: false")
-        elif node.name == self.leader_node:
-            successor = self._successor()
-            if successor is None:
-                self._keep(node, "the coordinator runs here and no other agent is connected")
-            else:
-                self._note("resigned", to=successor)
-                self.actions.append(Resign(successor))
-        else:
-            self._tell(node.name, None, {"kind": "retire"})
+    def _on_resign_failed(self, given: Input) -> None:
+        """The agent that was to lead is not connected: ask another."""
+        self.state.nodes[given["to"]].agent_up = False
+        leader = self.state.nodes[self.leader_node]
+        if leader.standing == "leaving":
+            self._emptied(leader)
 
     def _on_led(self, given: Input) -> None:
         """A new leader has taken over; a node that only waited for the leader to go can leave now."""
@@ -343,18 +333,6 @@ class Decisions(Moves):
                     self._emptied(node)
                 else:
                     self.actions.append(Release(node.name))
-
-    def _successor(self) -> str | None:
-        candidates = [n for n in self.state.nodes.values() if n.agent_up and n.name != self.leader_node]
-        candidates = [
-            n for n in candidates if n.notice is None and n.standing in ("active", "standby", "kept")
-        ]
-        candidates.sort(key=lambda n: (not n.batch_host, n.standing != "standby", n.name))
-        return candidates[0].name if candidates else None
-
-    def _keep(self, node: Node, why: str) -> None:
-        node.standing, node.kept_because = "kept", why
-        self._note("kept", node=node.name, why=why)
 
     def _on_agent_retired(self, given: Input) -> None:
         """The agent has said its last word. Its node may be taken only when its process has ended: Slurm
@@ -403,3 +381,7 @@ class Decisions(Moves):
 
     def _on_stop(self, given: Input) -> None:
         self._end("failed", int(given.get("exit_code", 1)), given["reason"])
+
+
+def _log(given: Input) -> str:
+    return f"its log: {given.get('log', 'none')}"

@@ -31,6 +31,7 @@ class Deciding:
 
     def _end(self, verdict: str, exit_code: int, reason: str) -> None:
         self.state.ended = True
+        self.state.verdict = {"state": verdict, "exit_code": exit_code, "reason": reason}
         self._note("ended", state=verdict, reason=reason)
         self.actions.append(End(verdict, exit_code, reason))
 

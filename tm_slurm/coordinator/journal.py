@@ -33,10 +33,18 @@ class Journal:
             os.truncate(self.path, whole)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write one record; OSError when the disk does not take it, and then nothing may be done about it."""
-        self._file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-        if self._sync:
-            os.fsync(self._file.fileno())
+        """Write one record; OSError when the disk does not take it whole: then nothing of it is left in the
+        file, and nothing may be done about it."""
+        data = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            while data:
+                data = data[self._file.write(data) or 0 :]
+            if self._sync:
+                os.fsync(self._file.fileno())
+        except OSError:
+            os.ftruncate(self._file.fileno(), size)
+            raise
 
     def close(self) -> None:
         self._file.close()

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,16 @@ FROM_AGENTS = frozenset(
         "stopped",
         "too_late",
         "rank_done",
+        "broken",
+        "survivor",
+        "source_ready",
         "agent_retired",
     }
 )
 """Inputs that an agent may bring."""
+
+PRIVATES_KEPT = 4
+"""Private states kept of each rank: the survivors may agree on a step before the newest one told."""
 
 MALFORMED = (KeyError, TypeError, ValueError)
 """What the decisions raise for a message that lacks something, or has it in the wrong type."""
@@ -98,6 +105,8 @@ class Leader:
         self._agents: dict[str, Channel] = {}
         self._gone_at: dict[str, float] = {}
         self._retired_at: dict[str, float] = {}
+        self._heard_at: dict[str, float] = {}
+        self._privates: dict[int, deque[dict[str, Any]]] = {}
         self._left = asyncio.Event()
         self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._started_at = time.time()
@@ -138,6 +147,9 @@ class Leader:
         loops = [asyncio.create_task(self._tick_for_ever())]
         if self._slurm_side is not None:
             loops += self._slurm_side.start()
+        if self.state.verdict is not None:  # the leader before was lost between its verdict and its farewell
+            self._ended(End(**self.state.verdict))
+        self._expect_the_known()
         try:
             outcome = await first_of(self._outcome, loops)
             if outcome == "ended":
@@ -159,6 +171,13 @@ class Leader:
         """End the job now, as failed."""
         self._feed({"kind": "stop", "reason": reason, "exit_code": 1})
 
+    def _expect_the_known(self) -> None:
+        """Agents that an earlier leader knew have as long to come as a leader's lease runs, and are lost
+        then."""
+        for node in self.state.nodes.values():
+            if node.agent_up:
+                self._gone_at[node.name] = time.time() + self._limits.lease_s
+
     # ---- inputs ----
 
     def _feed(self, given: dict[str, Any]) -> None:
@@ -166,7 +185,13 @@ class Leader:
         if self._over:
             return
         given.setdefault("at", time.time())
-        self._journal.append(given)
+        try:
+            self._journal.append(given)
+        except OSError as error:  # what is not written must not be acted on: let another try
+            log.critical("the journal cannot be written, stepping down reason=%s", error)
+            if not self._outcome.done():
+                self._outcome.set_result("resigned")
+            return
         self._perform(self._decisions.handle(given))
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,6 +212,7 @@ class Leader:
         if before is not None:
             before.abort()
         self._agents[node] = channel
+        self._heard_at[node] = time.monotonic()
         self._gone_at.pop(node, None)
         channel.send({"kind": "led", "term": self._leadership.term})
         self._feed({"kind": "node_joined", "node": node})
@@ -205,9 +231,12 @@ class Leader:
 
     def _from_agent(self, node: str, message: dict[str, Any]) -> None:
         kind = message.get("kind")
+        self._heard_at[node] = time.monotonic()
         if kind == "beat":
             for report in message["ranks"]:
                 self._record.beat(node, report)
+        elif kind == "private":
+            self._privates.setdefault(int(message["rank"]), deque(maxlen=PRIVATES_KEPT)).append(message)
         elif kind in FROM_AGENTS:
             if kind == "agent_retired":
                 self._retired_at[node] = time.time()
@@ -269,14 +298,26 @@ class Leader:
         channel = self._agents.get(action.node)
         if channel is None:
             return  # it is told again when its agent connects
+        message = action.message
+        if message["kind"] == "replace":
+            private = self._private_before(int(message["rank"]), int(message["target"]))
+            if private is None:
+                self.stop(f"rank {message['rank']} died before it had told its state")
+                return
+            message = {**message, "private": private["private"], "private_step": private["step"]}
         with contextlib.suppress(ChannelClosed):
-            channel.send({"slot": action.slot, "term": self._leadership.term, "message": action.message})
+            channel.send({"slot": action.slot, "term": self._leadership.term, "message": message})
+
+    def _private_before(self, rank: int, step: int) -> dict[str, Any] | None:
+        """The newest private state that a rank has told of a step up to `step`."""
+        told = [message for message in self._privates.get(rank, ()) if message["step"] <= step]
+        return told[-1] if told else None
 
     def _noted(self, note: Note) -> None:
         at = time.time()
         log.info("%s %s", note.what, " ".join(f"{key}={value}" for key, value in note.fields.items()))
         self._record.note(note.what, at, **note.fields)
-        if note.what == "moved":
+        if note.what in ("moved", "recovered"):
             self._record.moved(note.fields)
 
     def _release(self, node: str) -> None:
@@ -288,7 +329,9 @@ class Leader:
 
     def _resign_to(self, node: str) -> None:
         channel = self._agents.get(node)
-        if channel is not None and not self._outcome.done():
+        if channel is None:
+            asyncio.get_running_loop().call_soon(self._feed, {"kind": "resign_failed", "to": node})
+        elif not self._outcome.done():
             with contextlib.suppress(ChannelClosed):
                 channel.send({"slot": None, "term": self._leadership.term, "message": {"kind": "lead"}})
             self._outcome.set_result("resigned")
@@ -348,6 +391,12 @@ class Leader:
             if now - gone_at > self._limits.reconnect_s:
                 del self._gone_at[node]
                 self._feed({"kind": "node_lost", "node": node, "reason": "its agent closed the connection"})
+        clock = time.monotonic()
+        for node in [
+            n for n in self._agents if clock - self._heard_at.get(n, clock) > self._limits.reconnect_s
+        ]:
+            self._agents.pop(node).abort()
+            self._feed({"kind": "node_lost", "node": node, "reason": "its agent has fallen silent"})
         for node, retired_at in list(self._retired_at.items()):
             if now - retired_at > RETIRED_LIMIT_S:
                 del self._retired_at[node]

@@ -62,6 +62,8 @@ class Node:
     failures: int = 0
     kept_because: str = ""
     drained: bool = False
+    dead: bool = False
+    """Its ranks have died; their seats are not taken over yet."""
 
     def free_to_join(self) -> bool:
         """Whether ranks may be moved here."""
@@ -116,6 +118,27 @@ class Move:
 
 
 @dataclass
+class Recovery:
+    """An unplanned failure being repaired: one epoch, one or several dead nodes (the leavers of `pairs`)."""
+
+    epoch: int
+    pairs: list[Pair]
+    started_at: float
+    how: str
+    committed: dict[int, int] = field(default_factory=dict)
+    """surviving rank → steps that it has committed"""
+    at_vote: set[int] = field(default_factory=set)
+    target: int | None = None
+    agreed_at: float = 0.0
+    resumed: dict[int, dict[str, float]] = field(default_factory=dict)
+    restarted: bool = False
+
+    def ranks(self) -> dict[int, Pair]:
+        """Every dead rank and its pair."""
+        return {rank: pair for pair in self.pairs for rank in pair.ranks}
+
+
+@dataclass
 class Plan:
     """What the job was started as. `order` is the allocation's node list, in Slurm's order."""
 
@@ -154,9 +177,14 @@ class JobState:
     started: bool = False
     finishing: bool = False
     ended: bool = False
+    verdict: dict[str, Any] | None = None
     move: Move | None = None
     done: dict[int, dict[str, Any]] = field(default_factory=dict)
     moves_done: int = 0
+    recovery: Recovery | None = None
+    recoveries_done: int = 0
+    failures_at: dict[int, int] = field(default_factory=dict)
+    """step → how often ranks have died at it"""
 
     @classmethod
     def initial(cls, plan: Plan) -> JobState:

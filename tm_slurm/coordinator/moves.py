@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tm_slurm.coordinator.deciding import Deciding, Input
+from tm_slurm.coordinator.deciding import Input
+from tm_slurm.coordinator.leaving import Leaving
 from tm_slurm.coordinator.model import Move, Node, Pair
 
 
-class Moves(Deciding):
+class Moves(Leaving):
     """The part of the decisions that is about standbys and moves."""
 
     # ---- standbys ----
@@ -37,8 +38,8 @@ class Moves(Deciding):
     def _warm_standby(self, node: Node) -> None:
         """Have a standby's processes warm up: for the ranks that it is to take, or for those of some active
         node."""
-        move = self.state.move
-        joining = {pair.joiner: pair for pair in move.pairs} if move is not None else {}
+        undertaking = self.state.recovery or self.state.move
+        joining = {pair.joiner: pair for pair in undertaking.pairs} if undertaking is not None else {}
         ranks = {slot: slot for slot in node.processes}
         if node.name in joining:
             ranks = {slot: rank for rank, slot in joining[node.name].ranks.items()}
@@ -48,7 +49,7 @@ class Moves(Deciding):
 
     def _want_warm(self, node: Node, slot: int, rank: int) -> None:
         process = node.processes[slot]
-        process.wanted_warm = rank
+        process.wanted_warm, process.warm_for = rank, None
         message = {
             "kind": "warm",
             "rank": rank,
@@ -61,7 +62,9 @@ class Moves(Deciding):
 
     def _plan_moves(self) -> None:
         state = self.state
-        if state.move is not None or not state.started or state.finishing or state.ended:
+        if state.move is not None or state.recovery is not None or not state.started:
+            return
+        if state.finishing or state.ended:
             return
         leavers = [n for n in state.nodes.values() if n.standing == "active" and n.notice is not None]
         leavers.sort(key=lambda n: (n.notice.at if n.notice else 0.0, n.name))
@@ -96,7 +99,7 @@ class Moves(Deciding):
             for rank, slot in pair.ranks.items():
                 self._tell(pair.leaver, slot, {"kind": "prepare_leave", "epoch": move.epoch})
                 process = joiner.processes.get(slot)
-                if process is not None and rank not in (process.wanted_warm, process.warm_for):
+                if process is not None and process.wanted_warm != rank:
                     self._want_warm(joiner, slot, rank)
         self._advance_move()
         if move.phase == "armed":
@@ -129,7 +132,7 @@ class Moves(Deciding):
         peers = {**self.state.peers(), **changes}
         for rank, pair in moving.items():
             process = self.state.nodes[pair.joiner].processes[pair.ranks[rank]]
-            if rank in move.asked_to_join or process.warm_for != rank:
+            if rank in move.asked_to_join or not process.warm_for == process.wanted_warm == rank:
                 continue
             move.asked_to_join.add(rank)
             message = {
@@ -164,10 +167,10 @@ class Moves(Deciding):
             self._tell_rank(move.trigger(), {"kind": "go", "epoch": move.epoch})
 
     def _on_join_failed(self, given: Input) -> None:
-        move = self._move_of(given)
-        if move is None:
+        undertaking = self.state.recovery or self.state.move
+        if undertaking is None or undertaking.epoch != given["epoch"]:
             return
-        joiner = self.state.nodes[move.ranks()[int(given["rank"])].joiner]
+        joiner = self.state.nodes[undertaking.ranks()[int(given["rank"])].joiner]
         joiner.failures += 1
         self._note("join_failed", node=joiner.name, rank=given["rank"], why=given["why"])
         self._joiner_gone(
@@ -213,6 +216,10 @@ class Moves(Deciding):
             slot = pair.ranks[rank]
             if slot in self.state.nodes[pair.joiner].processes:
                 self._tell(pair.joiner, slot, {"kind": "cancel", "epoch": move.epoch})
+        for name in move.joiners():
+            joiner = self.state.nodes[name]
+            if joiner.standing == "standby" and joiner.notice is not None:
+                self._standby_leaves(joiner)  # noticed when it could not leave
 
     def _joiner_gone(self, name: str, reason: str) -> None:
         move = self.state.move

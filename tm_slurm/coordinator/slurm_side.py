@@ -22,6 +22,9 @@ COMMENT_INTERVAL_S = 1.0
 AWAIT_DRAINED_INTERVAL_S = 0.2
 """Between polls while a node that was given back is not DRAINED yet."""
 
+ASK_AGAIN_S = 1.0
+"""Between attempts to give a node back while Slurm does not answer."""
+
 RELEASE_TOGETHER_S = 1.0
 """How long a node that is ready to be given back waits for others that are about to be."""
 
@@ -71,17 +74,30 @@ class SlurmSide:
             while self._others_leaving(nodes) and time.monotonic() < deadline:
                 with contextlib.suppress(asyncio.TimeoutError):
                     nodes.add(await asyncio.wait_for(self._to_release.get(), deadline - time.monotonic()))
-            keep = [
-                n.name for n in self._state.nodes.values() if n.standing != "released" and n.name not in nodes
-            ]
             try:
-                await asyncio.to_thread(self._slurm.shrink, self._job_id, keep)
-            except (SlurmRefused, SlurmUnavailable) as error:
+                await self._shrink_without(nodes)
+            except SlurmRefused as error:
                 for node in sorted(nodes):
                     self._feed({"kind": "release_refused", "node": node, "why": str(error)})
                 continue
             for node in sorted(nodes):
                 self._feed({"kind": "released", "node": node})
+
+    async def _shrink_without(self, nodes: set[str]) -> None:
+        """Asks until Slurm answers. What Slurm has cut out of the job by itself needs no shrinking.
+        SlurmRefused."""
+        while True:
+            try:
+                job = await asyncio.to_thread(self._slurm.job, self._job_id)
+                keep = [name for name in job.nodes if name not in nodes]
+                if len(keep) < len(job.nodes):
+                    await asyncio.to_thread(self._slurm.shrink, self._job_id, keep)
+                return
+            except SlurmUnavailable as error:
+                log.warning(
+                    "nodes cannot be given back yet nodes=%s reason=%s", ",".join(sorted(nodes)), error
+                )
+                await asyncio.sleep(ASK_AGAIN_S)
 
     def _others_leaving(self, nodes: set[str]) -> bool:
         """Whether another node is about to be ready to be given back, too."""

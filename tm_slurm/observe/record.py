@@ -34,6 +34,8 @@ class Record:
         self.last_move: dict[str, Any] | None = None
         self._durations: deque[float] = deque(maxlen=STEADY_WINDOW)
         self._disturbed = False
+        self._next_step = 0
+        self._heard_of_others: dict[int, dict[str, Any]] = {}
         self._open_moves: list[dict[str, Any]] = []
 
     def note(self, what: str, at: float, **fields: Any) -> None:
@@ -55,17 +57,34 @@ class Record:
             commits.pop(step - KEPT_STEPS, None)
             if rank == 0:
                 self._step_of_rank_0(step, committed_at, seconds, loss)
+            elif step >= self._next_step:
+                self._heard_of_others[step] = {
+                    "at": committed_at,
+                    "seconds": seconds,
+                    "loss": loss,
+                    "rank": rank,
+                }
         self._close_moves()
 
     def _step_of_rank_0(self, step: int, committed_at: float, seconds: float, loss: float | None) -> None:
+        for missed in range(
+            self._next_step, step
+        ):  # rank 0 died with these untold; others have done them too
+            if missed in self._heard_of_others:
+                self._write_step(missed, self._heard_of_others[missed])
+        self._next_step = step + 1
+        for old in [told for told in self._heard_of_others if told <= step]:
+            del self._heard_of_others[old]
         if not self._disturbed and step > 1:
             self._durations.append(seconds)
         if loss is not None:
             self.last_loss = loss
             if self.first_loss is None:
                 self.first_loss = loss
-        line = {"step": step, "at": committed_at, "seconds": seconds, "loss": loss}
-        self._steps_file.write(json.dumps(line) + "\n")
+        self._write_step(step, {"at": committed_at, "seconds": seconds, "loss": loss, "rank": 0})
+
+    def _write_step(self, step: int, told: dict[str, Any]) -> None:
+        self._steps_file.write(json.dumps({"step": step, **told}) + "\n")
         self._steps_file.flush()
 
     def steady_step_s(self) -> float | None:

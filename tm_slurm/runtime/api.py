@@ -39,8 +39,9 @@ def run(build: Build, train_step: TrainStep, *, steps: int | None = None) -> Res
     runtime = Runtime(build, steps=steps)
     metrics: Mapping[str, Any] = {}
     for state, step in runtime:
-        metrics = train_step(state, step) or {}
-        runtime.report(metrics)
+        with runtime.attempt():
+            metrics = train_step(state, step) or {}
+            runtime.report(metrics)
     return Result(runtime.state, runtime.step, runtime.role, metrics)
 
 

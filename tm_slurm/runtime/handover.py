@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from tm_slurm.control import HandshakeRefused, accept_socket, connect_socket
+from tm_slurm.control import accept_socket, connect_socket
 from tm_slurm.runtime.limits import AWAIT_SWITCH_S, HANDSHAKE_TIMEOUT_S, PREPARE_TIMEOUT_S, SWITCH_TIMEOUT_S
 from tm_slurm.state import Receiver, ReceiveReport, Sender, SendReport, Snapshot, StateError
 
@@ -48,6 +48,9 @@ class Outgoing:
         while not self._closed:
             try:
                 sock, _ = self._listener.accept()
+            except OSError:
+                return  # closed, or nobody came within the preparation's limit
+            try:
                 identity = accept_socket(sock, self._secret, timeout_s=HANDSHAKE_TIMEOUT_S)
                 if (identity.get("rank"), identity.get("epoch")) != (self._rank, self.epoch):
                     sock.close()
@@ -56,12 +59,9 @@ class Outgoing:
                     raise StateError("no step boundary came within the preparation's limit")
                 sender = Sender(sock)
                 sender.prepare(self._snapshot, timeout_s=PREPARE_TIMEOUT_S)
-            except HandshakeRefused:
-                continue
-            except (OSError, StateError) as error:
+            except Exception as error:  # whoever it was and whatever it sent: the joiner may still come
                 self._failure = str(error)
-                if self._closed or isinstance(error, TimeoutError):
-                    return
+                sock.close()
                 continue
             self._socket, self._sender = sock, sender
             self._ready.set()

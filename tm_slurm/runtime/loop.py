@@ -10,11 +10,13 @@ the process.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -24,13 +26,30 @@ from torch._C._distributed_c10d import HashStore
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.alone import join_nobody
 from tm_slurm.runtime.handover import Incoming, Outgoing
-from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S, SWITCH_TIMEOUT_S
+from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S, PRIVATE_INTERVAL_S, SWITCH_TIMEOUT_S
 from tm_slurm.runtime.role import Role, role_of
-from tm_slurm.runtime.vote import Ballot, Vote
+from tm_slurm.runtime.vote import FAILURES, Ballot, Discarded, Vote
 from tm_slurm.runtime.worker import Worker, peers_of
-from tm_slurm.state import StateError, capture, digest
+from tm_slurm.state import (
+    Mark,
+    ReceiveReport,
+    StateError,
+    capture,
+    digest,
+    give_private,
+    mark,
+    private_buffers,
+    take_private,
+)
 
 Build = Callable[[Role], dict[str, Any]]
+
+
+@dataclass
+class Joined:
+    """What came of joining; no report: it failed or was given up."""
+
+    report: ReceiveReport | None = None
 
 
 class Runtime:
@@ -53,6 +72,10 @@ class Runtime:
         self._vote = Vote(self._ballot)
         self._metrics: Mapping[str, Any] = {}
         self._committed_at = 0.0
+        self._mark: Mark | None = None
+        self._discarded = False
+        self._resolution: Message | None = None
+        self._private_told_at = -1.0
 
     def _number_of_steps(self, steps: int | None) -> int:
         configured = self._worker.config.train.steps if self._worker is not None else None
@@ -86,12 +109,90 @@ class Runtime:
 
     def _real_steps(self) -> Iterator[tuple[dict[str, Any], int]]:
         while self.step < self.steps:
-            self._vote.open()
+            self._begin_step()
             yield self.state, self.step
-            self._vote.hold()
-            self._commit()
-            if self._worker is not None:
+            with self.attempt():
+                if not self._discarded:
+                    self._vote.hold()
+            if not self._discarded:
+                self._commit()
+            if self._resolution is not None:
+                self._go_on(self._resolution)
+            elif self._worker is not None:
                 self._at_boundary(self._worker)
+
+    def _begin_step(self) -> None:
+        self._discarded = False
+        self._resolution = None
+        self._mark = mark(self.state, self._mark)
+        now = time.monotonic()
+        interval = 0.0 if private_buffers(self.state) else PRIVATE_INTERVAL_S
+        if self._worker is not None and now - self._private_told_at >= interval:
+            self._private_told_at = now
+            private = take_private(self.state)
+            told = {"kind": "private", "rank": self.role.rank, "step": self.step, "private": private}
+            self._worker.link.send(told)
+        self._vote.open()
+
+    # ---- when somebody else fails ----
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Around the body of the loop: a failure of another rank inside it discards the step instead of
+        ending this process. The loop then yields the same step again."""
+        try:
+            yield
+        except Discarded:
+            self._discarded = True
+        except FAILURES as error:
+            if self._worker is None or self._worker.endpoint.sandbox:
+                raise
+            self._resolution = self._stop(self._worker, error, at_vote=False)
+            self._discarded = True
+
+    def _failed_at_vote(self, error: RuntimeError) -> None:
+        if self._worker is None or self._worker.endpoint.sandbox:
+            raise error
+        self._resolution = self._stop(self._worker, error, at_vote=True)
+        if int(self._resolution["target"]) == self.step:
+            raise Discarded
+
+    def _stop(self, worker: Worker, error: RuntimeError, *, at_vote: bool) -> Message:
+        lost = getattr(error, "rank", None)
+        worker.link.send({"kind": "broken", "rank": self.role.rank, "lost": lost, "why": str(error)[:500]})
+        worker.stop_at(self.step, at_vote=at_vote)
+        order = worker.await_resolution()
+        if order["kind"] != "resolve":
+            self._end_process(1)
+        return order
+
+    def _go_on(self, order: Message) -> None:
+        """All survivors are at the same boundary now: let the dead ranks' successors in, and give them the
+        state."""
+        worker = self._worker
+        assert worker is not None
+        if self._discarded and self._mark is not None:
+            self._mark.rewind()
+        while True:
+            worker.recovered(order)
+            try:
+                for rank in order["serve"]:
+                    self._serve(worker, rank, int(order["epoch"]))
+                return
+            except StateError as error:
+                say(f"the state could not be given to rank {rank}: {error}")
+                worker.stop_at(self.step, at_vote=False)
+                order = worker.await_resolution()
+
+    def _serve(self, worker: Worker, rank: int, epoch: int) -> None:
+        outgoing = Outgoing(host=worker.place.host, secret=worker.secret, rank=rank, epoch=epoch)
+        try:
+            outgoing.give_layout(capture(self.state, self.step))
+            ready = {"kind": "source_ready", "epoch": epoch, "rank": rank, "source": outgoing.source}
+            worker.link.send(ready)
+            outgoing.send(capture(self.state, self.step))
+        finally:
+            outgoing.close()
 
     def _commit(self) -> None:
         now = time.time()
@@ -143,7 +244,8 @@ class Runtime:
         if role.device.type == "cuda":
             torch.cuda.set_device(role.device)
         self.state = self._build(role)
-        self._vote = Vote(self._ballot)
+        self._mark = None
+        self._vote = Vote(self._ballot, self._failed_at_vote)
         self._vote.watch(self.state.values())
 
     # ---- standing by ----
@@ -161,9 +263,13 @@ class Runtime:
             elif order["kind"] == "join":
                 if self._join(worker, order):
                     return
+            elif order["kind"] == "replace":
+                taken = yield from self._replace(worker, order)
+                if taken:
+                    return
             else:
                 self._end_process(0)
-            order = worker.link.next_order("warm", "join", "retire", "exit", "finish")
+            order = worker.link.next_order("warm", "join", "replace", "retire", "exit", "finish")
 
     def _warm_up(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
         """Build the role and run shadow iterations, answered without any communication (TrainMover §4).
@@ -182,37 +288,79 @@ class Runtime:
         rank, epoch = int(order["rank"]), int(order["epoch"])
         if worker.is_cancelled(epoch):
             return False
-        incoming: Incoming | None = None
-        try:
+        if worker.rank != rank:
+            why = f"this standby is warm for rank {worker.rank}"
+            worker.link.send({"kind": "join_failed", "epoch": epoch, "rank": rank, "why": why})
+            return False
+        with self._joining(worker, order) as joined:
             worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
             worker.endpoint.dial(epoch=epoch, ranks=order["dial"], timeout_s=PREPARE_TIMEOUT_S)
-            incoming = Incoming(
-                source=(str(order["source"][0]), int(order["source"][1])),
-                secret=worker.secret,
-                rank=rank,
-                epoch=epoch,
-                state=self.state,
-            )
-            worker.await_state(incoming)
-            incoming.prepare()
+            incoming = self._connect(worker, order)
             worker.link.send({"kind": "joined", "epoch": epoch, "rank": rank})
-            report = incoming.receive()
+            joined.report = incoming.receive()
+        return self._resume(worker, order, joined.report)
+
+    def _replace(self, worker: Worker, order: Message) -> Generator[tuple[dict[str, Any], int], None, bool]:
+        """Take a dead rank's place: its private state as it last told it, brought up to date by doing the
+        steps since then in the sandbox (random numbers and data positions do not depend on what the
+        collectives answer); all else from a replica. False when the recovery was given up."""
+        if worker.rank != int(order["rank"]):
+            yield from self._warm_up(worker, order)
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        give_private(self.state, order["private"])
+        for step in range(int(order["private_step"]), int(order["target"])):
+            self._vote.open()
+            yield self.state, step
+            self._vote.hold()
+        if private_buffers(self.state) and int(order["private_step"]) < int(order["target"]):
+            say(
+                f"rank {rank} died with step {order['target']} not told: its running statistics (buffers) "
+                "are those of shadow steps until they have been updated often enough; all else is exact"
+            )
+        private = take_private(self.state)
+        with self._joining(worker, order) as joined:
+            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
+            joined.report = self._connect(worker, order).receive()
+            give_private(self.state, private)
+        return self._resume(worker, order, joined.report)
+
+    @contextlib.contextmanager
+    def _joining(self, worker: Worker, order: Message) -> Iterator[Joined]:
+        """Whatever fails in here is told to the coordinator; unless it was the coordinator that gave up."""
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        joined = Joined()
+        try:
+            yield joined
         except (OSError, RuntimeError) as error:
             if not worker.is_cancelled(epoch):
                 say(f"joining as rank {rank} at epoch {epoch} failed: {error}")
                 worker.link.send({"kind": "join_failed", "epoch": epoch, "rank": rank, "why": str(error)})
-            return False
         finally:
-            if incoming is not None:
-                incoming.close()
+            worker.forget_incoming()
+
+    def _connect(self, worker: Worker, order: Message) -> Incoming:
+        incoming = Incoming(
+            source=(str(order["source"][0]), int(order["source"][1])),
+            secret=worker.secret,
+            rank=int(order["rank"]),
+            epoch=int(order["epoch"]),
+            state=self.state,
+        )
+        worker.await_state(incoming)
+        incoming.prepare()
+        return incoming
+
+    def _resume(self, worker: Worker, order: Message, report: ReceiveReport | None) -> bool:
+        if report is None:
+            return False
         worker.sandbox.leave()
-        worker.epoch = epoch
+        worker.epoch = int(order["epoch"])
         self.step = report.step
         worker.link.send(
             {
                 "kind": "resumed",
-                "epoch": epoch,
-                "rank": rank,
+                "epoch": worker.epoch,
+                "rank": worker.rank,
                 "step": self.step,
                 "bytes": report.bytes,
                 "state_s": report.seconds,
@@ -238,8 +386,18 @@ class Runtime:
         """All steps are done here: say with what result, wait for the others."""
         worker.link.beat()
         done = digest(self.state)
-        worker.link.send({"kind": "rank_done", "rank": self.role.rank, "step": self.step, "digest": done})
-        worker.link.next_order("finish", "exit")
+        told = {"kind": "rank_done", "rank": self.role.rank, "step": self.step, "digest": done}
+        worker.link.send(told)
+        worker.stop_at(self.step, at_vote=False)
+        order = worker.link.next_order("finish", "exit", "resolve")
+        while (
+            order["kind"] == "resolve"
+        ):  # somebody died although all steps are done here: its successor needs the state
+            self._discarded = False
+            self._go_on(order)
+            worker.link.send(told)
+            worker.stop_at(self.step, at_vote=False)
+            order = worker.link.next_order("finish", "exit", "resolve")
 
     def _end_process(self, code: int) -> NoReturn:
         """This process has no rank any more; nothing of the user's script may run after this."""

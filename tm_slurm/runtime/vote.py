@@ -8,11 +8,20 @@ comes in time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from tm_slurm.comm import CollectiveTimeout, GroupInterrupted, PeerLost
+
+FAILURES = (GroupInterrupted, PeerLost, CollectiveTimeout)
+"""What a collective raises when somebody else has failed."""
+
+
+class Discarded(Exception):
+    """The step in progress counts for nothing: it will be done again."""
 
 
 class Ballot:
@@ -49,7 +58,8 @@ class Vote:
     """Held once a step: by the first registered optimizer's step, or by `hold` at the end of a step without
     one."""
 
-    def __init__(self, ballot: Ballot) -> None:
+    def __init__(self, ballot: Ballot, failed: Callable[[RuntimeError], None] | None = None) -> None:
+        self._failed = failed
         self._ballot = ballot
         self._tensor = torch.zeros(1, dtype=torch.int64)
         self._open = False
@@ -75,6 +85,11 @@ class Vote:
             return
         self._open = False
         self._tensor[0] = self._ballot.carry()
-        if dist.is_initialized():
+        try:
             dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX)
+        except FAILURES as error:
+            if self._failed is None:
+                raise
+            self._failed(error)
+            return
         self.agreed_epoch = int(self._tensor[0])

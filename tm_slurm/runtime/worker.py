@@ -15,6 +15,7 @@ from tm_slurm.config import load
 from tm_slurm.control import read_secret
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.handover import Incoming, Outgoing
+from tm_slurm.runtime.limits import RECOVERY_TIMEOUT_S
 from tm_slurm.runtime.vote import Ballot
 from tm_slurm.sandbox import Sandbox
 from tm_slurm.state import Snapshot, StateError
@@ -57,6 +58,8 @@ class Worker:
             job=self.place.job_dir.name,
             host=self.place.host,
             incarnation=self.place.incarnation,
+            timeout_s=self.config.comm.timeout_s,
+            keepalive_s=self.config.policy.keepalive_s,
         )
         register(self.endpoint)
         self.sandbox = Sandbox(self.endpoint)
@@ -69,6 +72,8 @@ class Worker:
         self._staged: set[int] = set()
         self._cancelled: set[int] = set()
         self._lock = threading.Lock()
+        self._recovery_epoch = 0
+        self._stopped: Message | None = None
         link.start(
             {
                 "prepare": self._on_prepare,
@@ -77,6 +82,7 @@ class Worker:
                 "stop": self._on_stop,
                 "cancel": self._on_cancel,
                 "peers": self._on_peers,
+                "interrupt": self._on_interrupt,
             }
         )
         link.send({"kind": "process_ready", "host": self.place.host, "port": self.endpoint.port})
@@ -144,7 +150,47 @@ class Worker:
             if self.incoming is not None and self.incoming.epoch == epoch:
                 self.incoming.cancel()
 
+    def _on_interrupt(self, message: Message) -> None:
+        """Somebody has died: wake this rank out of whatever collective waits for it."""
+        epoch = int(message["epoch"])
+        if epoch <= self.epoch or self.rank is None:
+            return
+        with self._lock:
+            self._recovery_epoch = max(self._recovery_epoch, epoch)
+        self.endpoint.interrupt(epoch=self.epoch)
+        self._say_where()
+
+    def _say_where(self) -> None:
+        with self._lock:
+            if self._stopped is None or self._recovery_epoch <= self.epoch:
+                return
+            message = {"kind": "survivor", "epoch": self._recovery_epoch, "rank": self.rank, **self._stopped}
+        self.link.send(message)
+
     # ---- in the training thread ----
+
+    def stop_at(self, committed: int, *, at_vote: bool) -> None:
+        """This rank has stopped with `committed` steps applied; `at_vote`: and with the gradients of the next
+        one."""
+        with self._lock:
+            self._stopped = {"committed": committed, "at_vote": at_vote}
+        self._say_where()
+
+    def await_resolution(self) -> Message:
+        """What all survivors do now: the newest recovery's `resolve` order. TimeoutError when none comes."""
+        while True:
+            order = self.link.next_order("resolve", "finish", "exit", timeout_s=RECOVERY_TIMEOUT_S)
+            if order["kind"] != "resolve" or int(order["epoch"]) == self._recovery_epoch:
+                return order
+
+    def recovered(self, order: Message) -> None:
+        """Take over the recovery's epoch: the dead are out, their successors in."""
+        epoch = int(order["epoch"])
+        self.endpoint.prepare(epoch=epoch, changes=peers_of(order["changes"]))
+        self.endpoint.switch(epoch=epoch)
+        with self._lock:
+            self.epoch = epoch
+            self._stopped = None
 
     def is_cancelled(self, epoch: int) -> bool:
         """Whether the move to `epoch` was given up."""
@@ -165,6 +211,13 @@ class Worker:
             self.incoming = incoming
         if self.is_cancelled(incoming.epoch):
             raise StateError("the move was given up")
+
+    def forget_incoming(self) -> None:
+        """The transfer has ended, well or not."""
+        with self._lock:
+            incoming, self.incoming = self.incoming, None
+        if incoming is not None:
+            incoming.close()
 
     def leaving(self, epoch: int) -> Outgoing | None:
         """The hand-over of this rank at `epoch`; None for a stayer."""

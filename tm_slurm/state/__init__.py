@@ -19,6 +19,7 @@ from tm_slurm.state.digest import digest
 from tm_slurm.state.entries import drop_gradients, state_entries
 from tm_slurm.state.errors import StateError, StateRefused
 from tm_slurm.state.mark import Mark, mark
+from tm_slurm.state.private import give_private, private_buffers, take_private
 from tm_slurm.state.rate import raw_rate, receive_raw, send_raw
 from tm_slurm.state.restore import restore
 from tm_slurm.state.transfer import Receiver, ReceiveReport, Sender, SendReport, receive, send
@@ -36,7 +37,9 @@ __all__ = [
     "capture",
     "digest",
     "drop_gradients",
+    "give_private",
     "mark",
+    "private_buffers",
     "raw_rate",
     "receive",
     "receive_raw",
@@ -44,5 +47,6 @@ __all__ = [
     "send",
     "send_raw",
     "state_entries",
+    "take_private",
     "tree",
 ]

@@ -1,0 +1,65 @@
+"""What of a rank's state no replica has: random generators, data position, running statistics, other objects.
+
+Parameters and optimizer state of a dead rank can be taken from a data-parallel replica; these cannot. They
+are small, so a rank tells them to the coordinator as it goes, and whoever takes its place begins from the
+last told.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tm_slurm.state.entries import GENERATOR, MODULE, OBJECT, state_entries
+from tm_slurm.state.errors import StateError
+from tm_slurm.state.generators import read_generator, read_generators, write_generator, write_generators
+from tm_slurm.state.tree import Json, decode, encode
+
+BUFFER_LIMIT_BYTES = 1 << 18
+"""Modules with more bytes in buffers are left to the replica."""
+
+
+def private_buffers(state: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The modules' buffers, as far as they are small enough to be told: running statistics differ between
+    ranks."""
+    buffers = [b for _, kind, value in state_entries(state) if kind == MODULE for b in value.buffers()]
+    return buffers if sum(b.numel() * b.itemsize for b in buffers) <= BUFFER_LIMIT_BYTES else []
+
+
+def take_private(state: Mapping[str, Any]) -> Json:
+    """JSON-safe. Raises StateError naming the path of anything that cannot be moved exactly."""
+    entries: dict[str, Json] = {}
+    for key, kind, value in state_entries(state):
+        if kind == GENERATOR:
+            entries[key] = encode(read_generator(value, key), path=key)
+        elif kind == OBJECT:
+            entries[key] = encode(value.state_dict(), path=key)
+    return {
+        "entries": entries,
+        "generators": encode(read_generators(), path="generators"),
+        "buffers": encode(private_buffers(state), path="buffers"),
+    }
+
+
+@torch.no_grad()
+def give_private(state: Mapping[str, Any], private: Json) -> None:
+    """Make `state`'s generators, objects and buffers, and the global generators, what `take_private` saw
+    elsewhere.
+
+    Raises StateError when it was another build's."""
+    try:
+        entries = private["entries"]
+        for key, kind, value in state_entries(state):
+            if kind == GENERATOR:
+                write_generator(value, decode(entries[key], path=key), key)
+            elif kind == OBJECT:
+                value.load_state_dict(copy.deepcopy(decode(entries[key], path=key)))
+        told = decode(private["buffers"], path="buffers")
+        for buffer, content in zip(private_buffers(state), told, strict=True):
+            buffer.copy_(content)
+        write_generators(decode(private["generators"], path="generators"))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise StateError(f"the private state is another build's: {error}") from None
