@@ -32,9 +32,9 @@ def mistake(text: str | bytes, overrides: dict[str, Any] | None = None) -> str:
         ("train:\n  nodes: 3\n", "job.yaml:2: unknown key train.nodes; did you mean job.nodes?"),
         ("job: {policy: {}}\n", "job.yaml:1: unknown key job.policy; did you mean the section policy?"),
         (
-            "policy:\n  on_no_standby: [refil]\n",
-            "job.yaml:2: policy.on_no_standby[0]: expected one of refill, double-up, shrink, requeue, "
-            "found 'refil'; did you mean refill?",
+            "policy:\n  on_no_standby: reque\n",
+            "job.yaml:2: policy.on_no_standby: expected one of fail, requeue, found 'reque'; "
+            "did you mean requeue?",
         ),
         # given twice
         ("job:\n  nodes: 2\n  nodes: 3\n", "job.yaml:3: 'nodes' is given twice; the first is on line 2"),

@@ -93,6 +93,13 @@ def test_without_a_standby_the_job_ends_and_says_so() -> None:
     assert "no standby" in world.ends()[0].reason and "n3" in world.ends()[0].reason
 
 
+def test_without_a_standby_the_job_is_requeued_if_the_config_says_so() -> None:
+    world = started(nodes=4)
+    world.plan.on_no_standby = "requeue"
+    world.dies("n3")
+    assert world.ends()[0].state == "requeue"
+
+
 def test_a_step_that_kills_ranks_on_different_nodes_eats_no_more_standbys() -> None:
     world = started()
     world.dies("n3")

@@ -82,6 +82,7 @@ class Agent:
             prepare_timeout_s=self._config.policy.prepare_timeout_s,
             switch_timeout_s=self._config.policy.switch_timeout_s,
             release=self._config.policy.release,
+            on_no_standby=self._config.policy.on_no_standby,
         )
 
     async def run(self) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from tm_slurm.config.time_limit import TimeLimitError, parse_time_limit
 
-NoStandbyChoice = Literal["refill", "double-up", "shrink", "requeue"]
+NoStandbyChoice = Literal["fail", "requeue"]
 
 
 class ImpossibleValue(ValueError):
@@ -162,11 +162,10 @@ class PolicyConfig:
     switch_timeout_s: Annotated[float, "time for the pause of a move, before it counts as failed"] = 60.0
     shadow_steps: Annotated[int, "warm-up steps of a standby, inside the sandbox"] = 3
     on_no_standby: Annotated[
-        list[NoStandbyChoice],
-        "what to do when a node is lost and no standby is left, in this order: ask Slurm for a node "
-        "(refill), let a surviving node take the ranks as well (double-up), go on with fewer "
-        "replicas (shrink), start again (requeue)",
-    ] = field(default_factory=lambda: ["refill", "double-up", "shrink", "requeue"])
+        NoStandbyChoice,
+        "what to do when a node is lost and no standby is left: end the job as failed, or put it back into "
+        "the queue, where it begins again",
+    ] = "fail"
     release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
 
     def __post_init__(self) -> None:
@@ -182,8 +181,6 @@ class PolicyConfig:
                 f"expected less than keepalive_s ({self.keepalive_s:g}): an agent would be taken for dead "
                 f"between two reports; found {self.heartbeat_s:g}",
             )
-        if len(set(self.on_no_standby)) < len(self.on_no_standby):
-            raise ImpossibleValue("on_no_standby", "expected each choice at most once")
 
 
 @dataclass(frozen=True, kw_only=True)

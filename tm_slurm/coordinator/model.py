@@ -149,6 +149,7 @@ class Plan:
     prepare_timeout_s: float = 120.0
     switch_timeout_s: float = 60.0
     release: bool = True
+    on_no_standby: str = "fail"
 
     @property
     def world_size(self) -> int:

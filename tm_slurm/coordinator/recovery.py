@@ -51,7 +51,8 @@ class Recoveries(Moves):
             state.done.pop(rank, None)
         if len(joiners) < len(dead):
             names = ", ".join(node.name for node in dead)
-            self._end("failed", 1, f"no standby is left for {names}: {how}")
+            verdict = "requeue" if state.plan.on_no_standby == "requeue" else "failed"
+            self._end(verdict, 1, f"no standby is left for {names}: {how}")
             return
         if lost == set(state.seats):
             self._end("failed", 1, f"no rank has survived: {how}")
