@@ -156,6 +156,7 @@ def collectives(ranks: list[int], largest: int) -> list[dict[str, Any]]:
 def replacement_times(size: int, groups: int, rounds: int = 15) -> dict[str, Any]:
     """Switch and resume at the slowest stayer, in milliseconds; all endpoints live in this process."""
     slowest = []
+    before = resident_kb()
     with world(size, keepalive_s=0) as w:
         others = [w.group(w.ranks, f"group{index}") for index in range(groups - 1)]
         for of in [w.backends, *others]:
@@ -188,13 +189,21 @@ def replacement_times(size: int, groups: int, rounds: int = 15) -> dict[str, Any
             for of in [w.backends, *others]:
                 all_reduce(of, 10)
         sockets = max(len(of.linked()) for of in w.endpoints)
+        memory = (resident_kb() - before) / size
     return {
         "ranks": size,
         "groups": groups,
         "ms": statistics.median(slowest),
         "ms_max": max(slowest),
         "links": sockets,
+        "memory_kb": memory,
     }
+
+
+def resident_kb() -> float:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1024
 
 
 def makes_groups(me: Member, directory: str) -> float:
@@ -221,7 +230,7 @@ def replacement() -> dict[str, Any]:
             print(
                 f"replace: {size:2} ranks {groups:2} groups  median {row['ms']:.3f} ms"
                 f"  max {row['ms_max']:.3f} ms"
-                f"  links a rank ≤ {row['links']}",
+                f"  links a rank ≤ {row['links']}  memory a rank {row['memory_kb']:.0f} kB",
                 flush=True,
             )
     with gang() as members, tempfile.TemporaryDirectory() as directory:
@@ -282,12 +291,14 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
             statistics.median(row["ratio"] for row in judged if row["collective"] == collective)
             for collective in OTHERS
         )
-        found["any_ratio_gloo_max"] = max(row["ratio"] for row in judged)
+        found["any_ratio_gloo_max"] = max(row["ratio"] for row in rows)
     if "replacement" in parts:
         medians = [row["ms"] for row in parts["replacement"]["rows"]]
         found["replace_ms_median_max"] = max(medians)
         found["replace_spread"] = max(medians) / min(medians)
         at_32 = max(row["ms"] for row in parts["replacement"]["rows"] if row["ranks"] == 32)
+        found["links_a_rank_max"] = max(row["links"] for row in parts["replacement"]["rows"])
+        found["memory_a_rank_kb_max"] = max(row["memory_kb"] for row in parts["replacement"]["rows"])
         found["new_group_over_replace_32"] = parts["replacement"]["new_group_32_ms"] / at_32
     if "interrupt" in parts:
         found["interrupt_ms_max"] = parts["interrupt"]["ms_max"]
