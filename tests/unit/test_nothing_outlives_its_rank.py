@@ -12,8 +12,9 @@ from pathlib import Path
 from tm_slurm.agent.orphans import adopt_orphans, end_orphans
 
 adopt_orphans()
-rank = "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)"
-other = subprocess.Popen(["sleep", "60"])
+sleep = "subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+rank = f"import subprocess; print({sleep}.pid)"
+other = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 marked = {**os.environ, "TM_SLURM_INCARNATION": "77"}
 orphan = int(subprocess.run([sys.executable, "-c", rank], env=marked, capture_output=True, check=True).stdout)
 assert int(Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
