@@ -12,7 +12,8 @@ from pathlib import Path
 from tm_slurm.agent.orphans import adopt_orphans, end_orphans
 
 adopt_orphans()
-sleep = "subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+quiet = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+sleep = f"subprocess.Popen(['sleep', '60'], start_new_session=True, {quiet})"
 rank = f"import subprocess; print({sleep}.pid)"
 other = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 marked = {**os.environ, "TM_SLURM_INCARNATION": "77"}
