@@ -87,7 +87,7 @@ class LocalCluster(ClusterAccess):
         request = replace(self._wanted, mode=mode)
         with self._locked():
             record = Record.load(self.layout)
-            if record is not None and lifecycle.foundation_stands(record):
+            if record is not None and lifecycle.was_started(record) and lifecycle.foundation_stands(record):
                 self._require_same(record.request)
                 self._mend(record, timeout_s)
                 return False

@@ -87,6 +87,11 @@ def foundation_stands(record: Record) -> bool:
     return any(record.process(name) is not None for name in record.processes)
 
 
+def was_started(record: Record) -> bool:
+    """Whether its start came to its end: one that was killed may have daemons that no record knows."""
+    return record.request.mode != "plain" or set(record.request.node_names) <= set(record.processes)
+
+
 def start_daemons(layout: Layout, record: Record, hosts: Hosts) -> list[str]:
     """Starts munged and slurmctld where they are missing; returns which were.
 
