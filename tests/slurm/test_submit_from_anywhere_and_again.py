@@ -49,7 +49,7 @@ def test_a_requeued_job_starts_again_in_its_directory(
         cluster.run(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"], check=False)
         return job.info().state == "RUNNING"
 
-    until("the job runs again", runs_again)
+    until("the job runs again", runs_again, 170.0)
     until("its old verdict is set aside", lambda: not (job.files.job_dir / "verdict.json").exists())
     job.open_gate(20)
     assert job.finish() == undisturbed()
