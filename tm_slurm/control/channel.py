@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
 
 from tm_slurm.control.frames import (
     LENGTH_BYTES,
@@ -78,12 +77,6 @@ class Channel:
             await asyncio.wait_for(self._writer.wait_closed(), timeout_s)
         except (OSError, asyncio.TimeoutError):
             self.abort()
-
-    def local_host(self) -> str:
-        """The address of this side, as the other side sees it when nothing translates addresses in
-        between."""
-        address: tuple[Any, ...] = self._writer.get_extra_info("sockname")
-        return str(address[0])
 
 
 async def connect(host: str, port: int, secret: bytes, identity: Message, *, timeout_s: float) -> Channel:
