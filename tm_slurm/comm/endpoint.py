@@ -184,7 +184,11 @@ class Endpoint:
         return self._native.linked()
 
     def stats(self) -> dict[str, int]:
-        """Count bytes, frames, links and refused handshakes by reason, since the endpoint was made."""
+        """Count bytes, frames, links and refused handshakes by reason, since the endpoint was made.
+
+        Two figures are of this moment: `operations_in_flight` (collectives that wait for somebody) and
+        `oldest_operation_ms` (for how long the oldest of them has; 0 when there is none).
+        """
         return self._native.stats()
 
     def close(self) -> None:

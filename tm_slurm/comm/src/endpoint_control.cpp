@@ -248,6 +248,12 @@ std::map<std::string, int64_t> Endpoint::stats() {
   auto n = [](uint64_t value) { return static_cast<int64_t>(value); };
   size_t staged = 0;
   for (auto& [epoch, prepared] : prepared_) staged += prepared.links.size();
+  size_t in_flight = 0;
+  TimePoint at = now(), oldest = at;
+  for (auto& [id, group] : groups_) {
+    in_flight += group->active.size();
+    if (!group->active.empty()) oldest = std::min(oldest, group->active.front()->started);  // in the order of their launch
+  }
   std::map<std::string, int64_t> out{
       {"bytes_sent", n(counters.bytes_sent)},         {"bytes_received", n(counters.bytes_received)},
       {"bytes_dropped", n(counters.bytes_dropped)},   {"frames_sent", n(counters.frames_sent)},
@@ -257,6 +263,8 @@ std::map<std::string, int64_t> Endpoint::stats() {
       {"links_lost", n(counters.links_lost)},         {"greetings", n(greetings_.size())},
       {"accepted", n(counters.accepted)},             {"dialled", n(counters.dialled)},
       {"refused_secret", n(counters.bad_handshakes)}, {"epoch", n(epoch_)},
+      {"operations_in_flight", n(in_flight)},
+      {"oldest_operation_ms", std::chrono::duration_cast<std::chrono::milliseconds>(at - oldest).count()},
   };
   for (uint32_t i = 1; i < kVerdicts; i++) out[std::string("refused_") + kReasons[i]] = n(counters.refused[i]);
   return out;

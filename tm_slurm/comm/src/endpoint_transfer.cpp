@@ -11,7 +11,8 @@ uint64_t Endpoint::launch(Group& group, Launch launch) {
   Operation* operation = owned.get();
   operation->finished = std::move(launch.finished);
   Session session(*this);
-  operation->deadline = now() + launch.timeout;
+  operation->started = now();
+  operation->deadline = operation->started + launch.timeout;
   operation->place = group.active.insert(group.active.end(), std::move(owned));
   if (launch.collective) operation->sequence = group.sequence;
   if (closing_) {

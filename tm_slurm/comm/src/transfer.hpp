@@ -47,6 +47,7 @@ class Operation {
   Group& group;
   std::string name;
   uint64_t sequence = 0;
+  TimePoint started{};
   TimePoint deadline{};
   std::function<void(const Failure*, int source_rank)> finished;  // called once, without the mutex
   int source_rank = -1;                          // receive from any: who it was
