@@ -22,6 +22,7 @@ from tm_slurm.state.mark import Mark, mark
 from tm_slurm.state.private import give_private, private_buffers, take_private
 from tm_slurm.state.rate import raw_rate, receive_raw, send_raw
 from tm_slurm.state.restore import restore
+from tm_slurm.state.stored import Stored, pack, read_head, replica_key, unpack
 from tm_slurm.state.transfer import Receiver, ReceiveReport, Sender, SendReport, receive, send
 
 __all__ = [
@@ -34,19 +35,24 @@ __all__ = [
     "Snapshot",
     "StateError",
     "StateRefused",
+    "Stored",
     "capture",
     "digest",
     "drop_gradients",
     "give_private",
     "mark",
+    "pack",
     "private_buffers",
     "raw_rate",
+    "read_head",
     "receive",
     "receive_raw",
+    "replica_key",
     "restore",
     "send",
     "send_raw",
     "state_entries",
     "take_private",
     "tree",
+    "unpack",
 ]

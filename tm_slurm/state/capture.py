@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class NamedTensor:
     whole: torch.Tensor
     kind: str  # of the entry that it belongs to
     wrapper: str = ""  # "dtensor", another class, or "" for a plain tensor
-    parameter: int = -1  # optimizer state: the number of its parameter, counted over all groups
+    parameter: int = -1  # the number of a parameter, or of the one that optimizer state is for; else -1
     address: int = 0
 
     @property
@@ -149,6 +150,7 @@ def _capture_module(key: str, module: torch.nn.Module, naming: _Naming) -> Json:
     evaluating: list[str] = []
     frozen: list[str] = []
     extra: dict[str, Json] = {}
+    numbers = count()
     for prefix, part in module.named_modules(remove_duplicate=False):
         if isinstance(getattr(part, "_orig_mod", None), torch.nn.Module):
             continue  # a compiled submodule shows its inside as `_orig_mod` too
@@ -156,7 +158,7 @@ def _capture_module(key: str, module: torch.nn.Module, naming: _Naming) -> Json:
         dotted = f"{key}/{path}." if path else f"{key}/"
         for name, parameter in part._parameters.items():
             if parameter is not None:
-                naming.add(dotted + name, parameter)
+                naming.add(dotted + name, parameter, next(numbers))
                 if not parameter.requires_grad:
                     frozen.append(f"{path}.{name}" if path else name)
         for name, buffer in part._buffers.items():

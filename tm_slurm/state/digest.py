@@ -37,7 +37,7 @@ def digest(state: Mapping[str, Any], step: int | None = None, *, generators: boo
         "generators": snapshot.generators,
         "step": step,
     }
-    hasher.update(json.dumps(_canonical(rest), sort_keys=True).encode("ascii"))
+    hasher.update(json.dumps(canonical(rest), sort_keys=True).encode("ascii"))
     return hasher.hexdigest()
 
 
@@ -48,13 +48,13 @@ def _numbers_only(tree: Json) -> Json:
     return tree
 
 
-def _canonical(tree: Json) -> Json:
-    """The same for equal values: without the order of dictionaries and the numbers of tensors."""
+def canonical(tree: Json) -> Json:
+    """The tree of a value, the same for equal values: without the order of dictionaries and the numbers of tensors."""
     if isinstance(tree, list):
-        return [_canonical(item) for item in tree]
+        return [canonical(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    content = {key: _canonical(item) for key, item in tree.items()}
+    content = {key: canonical(item) for key, item in tree.items()}
     for tag in ("$dict", "$defaultdict", "states", "shared"):
         if isinstance(content.get(tag), list):
             content[tag] = sorted(content[tag], key=lambda pair: json.dumps(pair, sort_keys=True))

@@ -44,6 +44,11 @@ class Piece:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def is_private(self) -> bool:
+        """True for what data-parallel replicas need not share: buffers, and tensors of objects."""
+        return not (self.kind == OPTIMIZER or (self.kind == MODULE and self.parameter >= 0))
+
     def describe(self) -> str:
         """ "float32 [3, 4]", for messages."""
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
@@ -103,12 +108,13 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def layout_of(snapshot: Snapshot) -> Layout:
     """The layout of a captured state."""
-    pieces = [_piece(named) for named in snapshot.tensors]
+    pieces = [piece_of(named) for named in snapshot.tensors]
     aliases = [(named.name, named.kind, position) for named, position in snapshot.aliases]
     return Layout(dict(snapshot.kinds), pieces, aliases)
 
 
-def _piece(named: NamedTensor) -> Piece:
+def piece_of(named: NamedTensor) -> Piece:
+    """How a captured tensor travels."""
     local = named.local
     dtype_name(local.dtype, named.name)
     shape, stride = tuple(local.shape), tuple(local.stride())
@@ -121,7 +127,11 @@ def _piece(named: NamedTensor) -> Piece:
 
 def read_layout(text: bytes) -> Layout:
     """The layout in a message from another rank; StateError for whatever is wrong with it."""
-    content = read_json(text, "layout")
+    return layout_from(read_json(text, "layout"))
+
+
+def layout_from(content: Any) -> Layout:
+    """The layout in JSON from elsewhere; StateError for whatever is wrong with it."""
     try:
         return _checked_layout(content)
     except (TypeError, ValueError, LookupError, AttributeError) as error:

@@ -17,7 +17,7 @@ from tm_slurm.state.blocks import Block
 from tm_slurm.state.connection import Connection, Deadline
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.layout import Piece
-from tm_slurm.state.tensors import byte_view, is_direct, lies_as, narrowed_for_writing
+from tm_slurm.state.tensors import byte_view, is_direct, lies_as, write_in_place
 
 
 class Memory:
@@ -43,26 +43,7 @@ class Memory:
         """After receiving: the staging copy's elements into the tensor, if there is one."""
         if self._staging is None:
             return
-        target = narrowed_for_writing(self._tensor)
-        source = self._staging
-        for dimension, size in enumerate(target.shape):
-            source = source.narrow(dimension, 0, size)
-        try:
-            target.copy_(source)
-        except RuntimeError as error:
-            raise StateError(
-                f"{self._name}: cannot be written in place here ({error}); keep it as a plain tensor"
-            ) from error
-        if target.shape != self._tensor.shape and bytes(_row_major(self._tensor)) != bytes(
-            _row_major(self._staging)
-        ):
-            raise StateError(
-                f"{self._name}: expanded here, so its elements are one, but different ones at the sender"
-            )
-
-
-def _row_major(tensor: torch.Tensor) -> memoryview:
-    return byte_view(tensor.contiguous())
+        write_in_place(self._name, self._tensor, self._staging)
 
 
 def send_blocks(

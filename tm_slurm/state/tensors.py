@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -92,9 +93,43 @@ def same_memory_key(tensor: torch.Tensor) -> tuple[object, ...]:
     return (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def narrowed_for_writing(tensor: torch.Tensor) -> torch.Tensor:
+def write_in_place(name: str, tensor: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies `source` into the memory of `tensor`, also where expand() made many elements of one.
+
+    Raises StateError if the memory cannot hold what `source` says.
+    """
+    target = _narrowed_for_writing(tensor)
+    part = source
+    for dimension, size in enumerate(target.shape):
+        part = part.narrow(dimension, 0, size)
+    try:
+        target.copy_(part)
+    except RuntimeError as error:
+        raise StateError(
+            f"{name}: cannot be written in place here ({error}); keep it as a plain tensor"
+        ) from error
+    if target.shape != tensor.shape and bytes(value_bytes(tensor)) != bytes(value_bytes(source)):
+        raise StateError(f"{name}: expanded here, so its elements are one, but different ones at the sender")
+
+
+def _narrowed_for_writing(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` without the copies that expand() makes: every element of it may be written."""
     for dimension, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if step == 0 and size > 1:
             tensor = tensor.narrow(dimension, 0, 1)
     return tensor
+
+
+def shard_of(whole: torch.Tensor) -> list[Any] | None:
+    """Which part of the whole tensor a DTensor holds here, JSON-safe: its global shape and, per dimension of the
+    mesh that it is not replicated over, placement, coordinate and size. None for any other tensor."""
+    mesh, placements = getattr(whole, "device_mesh", None), getattr(whole, "placements", None)
+    if mesh is None or placements is None:
+        return None
+    coordinates = mesh.get_coordinate() or [-1] * mesh.ndim
+    parts = [
+        [str(placement), coordinate, mesh.size(dimension)]
+        for dimension, (placement, coordinate) in enumerate(zip(placements, coordinates, strict=True))
+        if not placement.is_replicate()
+    ]
+    return [list(whole.shape), parts]
