@@ -143,12 +143,13 @@ class LocalCluster(ClusterAccess):
         state = "up" if states else "broken"
         return ClusterStatus(record.request.name, directory, state, record.request.mode, nodes)
 
-    def power_off(self, node: str) -> None:
-        """A power cut: every process of the node is gone at once.
+    def power_off(self, node: str, *, silent: bool = False) -> None:
+        """A power cut: every process of the node is gone at once, and its kernel closes their connections.
 
-        In mode namespaces its neighbours hear nothing, not even a reset.
+        `silent` (mode namespaces): the cable is cut first, so that its neighbours hear nothing, not even a
+        reset, as of a machine that takes its kernel along.
         """
-        self._hosts().power_off(self._known(node))
+        self._hosts().power_off(self._known(node), silent=silent)
 
     def unplug(self, node: str) -> None:
         """Pulls the node's network cable (mode namespaces): all goes on there, no packet comes or goes."""

@@ -90,10 +90,11 @@ class NamespaceHosts:
             return set()
         return processes.identify(pid for pid in processes.every() if processes.namespace(pid, "pid") == home)
 
-    def power_off(self, node: str) -> None:
-        """Cuts the power: the neighbours hear nothing more, not even a reset, and every process is gone."""
+    def power_off(self, node: str, *, silent: bool) -> None:
+        """Cuts the power: every process is gone. Its neighbours hear so from the kernel, or nothing."""
         holder = self._holder(node)
-        network.plug(self._ctl, node, connected=False)
+        if silent:
+            network.plug(self._ctl, node, connected=False)
         processes.signal_all(lambda: {holder} if holder.alive() else set(), signal.SIGKILL, timeout_s=_END_S)
         network.remove_link(self._ctl, node)
 

@@ -66,8 +66,12 @@ class PlainHosts:
         tasks = {pid for pid in processes.every() if _is_task(pid, self.layout, node)}
         return self.slurmd(node) | processes.identify(steps | processes.descendants(steps) | tasks)
 
-    def power_off(self, node: str) -> None:
+    def power_off(self, node: str, *, silent: bool) -> None:
         """Ends slurmd, its steps and tasks. On loopback the neighbours see their connections reset."""
+        if silent:
+            raise LocalClusterError(
+                f"node {node} has no cable in mode plain: a silent power cut needs --mode namespaces (root)"
+            )
         processes.signal_all(
             lambda: {p for p in self.node_processes(node) if not p.stopped()},
             signal.SIGSTOP,
