@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tm_slurm.agent.facts import Facts
 from tm_slurm.agent.orphans import end_orphans
+from tm_slurm.agent.standstill import Standstill, state_of
 from tm_slurm.control.channel import Channel, ChannelClosed
 
 log = logging.getLogger("tm_slurm.agent")
 
 TERMINATE_GRACE_S = 3.0
+STOPPED_LIMIT_S = 2.0
 TAIL_BYTES = 4000
 LAST_WORDS_S = 1.0
 """How long after a process's end what it said last is still waited for."""
@@ -39,33 +42,37 @@ class Command:
 
 @dataclass
 class RankProcess:
-    """One running rank process. `facts` are its last messages of each kind that a new leader must hear
-    again."""
+    """One running rank process. `facts`: what it has said that a new leader must hear again."""
 
     slot: int
     incarnation: int
     process: asyncio.subprocess.Process
     channel: Channel
     log_path: Path
+    standstill: Standstill
     listener: asyncio.Task[None] | None = None
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     beat: dict[str, Any] | None = None
 
 
-LASTING = frozenset(
-    {"process_ready", "process_warm", "leaver_prepared", "joined", "switching", "resumed", "rank_done"}
-)
-"""Messages that stay true until the next of their kind."""
-
-
 class Ranks:
-    """`report` is called with each message of a rank process, and with `process_exited` when one ends."""
+    """`report` is called with each message of a rank process, with `process_exited` when one ends, and with
+    `process_stopped` when one has been stopped (SIGSTOP) for `stopped_limit_s` seconds."""
 
-    def __init__(self, command: Command, slots: int, report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        command: Command,
+        slots: int,
+        report: Callable[[dict[str, Any]], None],
+        *,
+        stopped_limit_s: float = STOPPED_LIMIT_S,
+    ) -> None:
         self._command = command
         self._slots = slots
         self._report = report
+        self._stopped_limit_s = stopped_limit_s
         self._running: dict[int, RankProcess] = {}
+        self._exits: dict[int, dict[str, Any]] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
     async def start_missing(self) -> None:
@@ -101,8 +108,10 @@ class Ranks:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        rank = RankProcess(slot, incarnation, process, Channel(reader, writer), log_path)
+        standstill = Standstill(self._stopped_limit_s)
+        rank = RankProcess(slot, incarnation, process, Channel(reader, writer), log_path, standstill)
         self._running[slot] = rank
+        self._exits.pop(slot, None)
         log.info("started a rank process slot=%d pid=%d", slot, process.pid)
         rank.listener = asyncio.create_task(self._listen(rank))
         watcher = asyncio.create_task(self._await_exit(rank, rank.listener))
@@ -116,10 +125,12 @@ class Ranks:
                 if message.get("kind") == "beat":
                     self._take_beat(rank, message)
                     continue
-                message |= {"slot": rank.slot, "incarnation": rank.incarnation}
-                if message["kind"] in LASTING:
-                    rank.facts[message["kind"]] = message
-                self._report(message)
+                self._said(rank, message)
+
+    def _said(self, rank: RankProcess, message: dict[str, Any]) -> None:
+        message |= {"slot": rank.slot, "incarnation": rank.incarnation}
+        rank.facts.take(message)
+        self._report(message)
 
     @staticmethod
     def _take_beat(rank: RankProcess, message: dict[str, Any]) -> None:
@@ -127,6 +138,20 @@ class Ranks:
         if rank.beat is not None:
             message["steps"] = rank.beat["steps"] + message["steps"]
         rank.beat = message
+        rank.facts.runs_at(int(message["epoch"]))
+
+    def look(self, now: float) -> None:
+        """Look whether the processes here run at all; to be called with every beat. `now`: monotonic."""
+        for rank in list(self._running.values()):
+            found = rank.standstill.look(state_of(rank.process.pid), now)
+            if found is None:
+                continue
+            log.warning("%s slot=%d pid=%d how=%s", found.kind, rank.slot, rank.process.pid, found.how)
+            if found.kind == "process_goes_on":
+                rank.facts.end("process_stopped")
+                rank.facts.end("process_unwell")
+            else:
+                self._said(rank, {"kind": found.kind, "how": found.how})
 
     async def _await_exit(self, rank: RankProcess, listener: asyncio.Task[None]) -> None:
         code = await rank.process.wait()
@@ -149,6 +174,7 @@ class Ranks:
         }
         if code != 0:
             exited["tail"] = self._tail(rank.log_path)
+        self._exits[rank.slot] = exited
         self._report(exited)
 
     @staticmethod
@@ -167,8 +193,10 @@ class Ranks:
                 rank.channel.send(message)
 
     def facts(self) -> list[dict[str, Any]]:
-        """What a new leader must hear about the processes here."""
-        return [fact for rank in self._running.values() for fact in rank.facts.values()]
+        """What a new leader must hear about the processes here: how those ended that were not started again,
+        and what the others have said that is still true."""
+        said = [fact for rank in self._running.values() for fact in rank.facts.told()]
+        return [*self._exits.values(), *said]
 
     def take_beats(self) -> list[dict[str, Any]]:
         """The heartbeats since the last call."""
