@@ -1,8 +1,10 @@
 """Keeps what the ranks report (steps, commit times, loss) and derives from it what an interruption cost.
 
-Downtime of a planned move (design "How we measure"): commit time of the first step after the switch, minus
-that of the last step before it, minus the median steady step; at the slowest rank. Times are wall clock,
-since the two commits of a moved rank happen on two machines.
+Downtime (design "How we measure") of a planned move: commit time of the first step after the switch, minus
+that of the last step before it, minus the median steady step; at the slowest rank. Of an unplanned failure:
+the same between the last step that anybody had committed before it and the first new step; the job itself
+does not know the instant of the fault. Times are wall clock, since the two commits of a moved rank happen on
+two machines.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import statistics
 from collections import deque
 from pathlib import Path
 from typing import Any
+
+from tm_slurm.observe.step_log import StepLog, append_to
 
 STEADY_WINDOW = 200
 """Steps whose median is the steady step time."""
@@ -24,95 +28,131 @@ class Record:
     """Fed by heartbeats and notes; appends to steps.jsonl and timeline.jsonl in the job directory."""
 
     def __init__(self, job_dir: Path, world_size: int) -> None:
-        self._steps_file = (job_dir / "steps.jsonl").open("a")
-        self._timeline_file = (job_dir / "timeline.jsonl").open("a")
+        self._steps = StepLog(job_dir / "steps.jsonl", world_size)
+        self._timeline_file = append_to(job_dir / "timeline.jsonl")
         self.world_size = world_size
         self.commits: dict[int, dict[int, float]] = {}
+        """rank → step → when it was committed, the last time that it was"""
+        self._firsts: dict[int, dict[int, float]] = {}
         self.latest: dict[int, dict[str, Any]] = {}
-        self.last_loss: float | None = None
-        self.first_loss: float | None = None
+        self.last_loss = self._steps.last_loss
         self.last_move: dict[str, Any] | None = None
-        self._durations: deque[float] = deque(maxlen=STEADY_WINDOW)
+        self._durations: deque[float] = deque(self._steps.durations(STEADY_WINDOW), maxlen=STEADY_WINDOW)
         self._disturbed = False
-        self._next_step = 0
-        self._heard_of_others: dict[int, dict[str, Any]] = {}
         self._open_moves: list[dict[str, Any]] = []
 
     def note(self, what: str, at: float, **fields: Any) -> None:
         """One line of the timeline."""
         self._timeline_file.write(json.dumps({"at": at, "what": what, **fields}) + "\n")
         self._timeline_file.flush()
-        if what == "prepare":
+        if what in ("prepare", "failed", "recover"):
             self._disturbed = True
-        if what in ("moved", "cancelled"):
+        if what in ("moved", "cancelled", "recovered"):
             self._disturbed = False
 
     def beat(self, node: str, report: dict[str, Any]) -> None:
-        """A rank's heartbeat: its new steps as [step, committed_at, seconds, loss or null]."""
+        """A rank's heartbeat: its new steps as [step, committed_at, seconds, loss or null].
+
+        What was reported before may come again: a step that was rolled back and is done a second time, or a
+        heartbeat that a lost leader may not have heard."""
         rank = int(report["rank"])
-        self.latest[rank] = {"node": node, "epoch": report["epoch"], "step": report["step"]}
-        commits = self.commits.setdefault(rank, {})
+        if report["epoch"] >= self.latest.get(rank, report)["epoch"]:
+            self.latest[rank] = {"node": node, "epoch": report["epoch"], "step": report["step"]}
+        commits, firsts = self.commits.setdefault(rank, {}), self._firsts.setdefault(rank, {})
         for step, committed_at, seconds, loss in report["steps"]:
-            commits[step] = committed_at
-            commits.pop(step - KEPT_STEPS, None)
-            if rank == 0:
-                self._step_of_rank_0(step, committed_at, seconds, loss)
-            elif step >= self._next_step:
-                self._heard_of_others[step] = {
-                    "at": committed_at,
-                    "seconds": seconds,
-                    "loss": loss,
-                    "rank": rank,
-                }
+            if rank == 0 and step not in commits and not self._disturbed and step > 1 and seconds > 0:
+                self._durations.append(seconds)
+            if rank == 0 and loss is not None:
+                self.last_loss = loss
+            commits[step] = max(committed_at, commits.get(step, 0.0))
+            firsts[step] = min(committed_at, firsts.get(step, committed_at))
+            for kept in (commits, firsts):
+                kept.pop(step - KEPT_STEPS, None)
+            self._steps.take(rank, step, {"at": committed_at, "seconds": seconds, "loss": loss, "rank": rank})
         self._close_moves()
-
-    def _step_of_rank_0(self, step: int, committed_at: float, seconds: float, loss: float | None) -> None:
-        for missed in range(
-            self._next_step, step
-        ):  # rank 0 died with these untold; others have done them too
-            if missed in self._heard_of_others:
-                self._write_step(missed, self._heard_of_others[missed])
-        self._next_step = step + 1
-        for old in [told for told in self._heard_of_others if told <= step]:
-            del self._heard_of_others[old]
-        if not self._disturbed and step > 1:
-            self._durations.append(seconds)
-        if loss is not None:
-            self.last_loss = loss
-            if self.first_loss is None:
-                self.first_loss = loss
-        self._write_step(step, {"at": committed_at, "seconds": seconds, "loss": loss, "rank": 0})
-
-    def _write_step(self, step: int, told: dict[str, Any]) -> None:
-        self._steps_file.write(json.dumps({"step": step, **told}) + "\n")
-        self._steps_file.flush()
 
     def steady_step_s(self) -> float | None:
         """Median seconds of the last undisturbed steps."""
         return statistics.median(self._durations) if self._durations else None
 
     def moved(self, fields: dict[str, Any]) -> None:
-        """A move has committed; its downtime follows when every rank has reported the first step after it."""
+        """A move, or a recovery (it has `agreed_at`), has committed; its downtime follows when every rank has
+        reported a step after it."""
         self.last_move = dict(fields)
         self._open_moves.append(self.last_move)
         self._close_moves()
 
     def _close_moves(self) -> None:
-        for move in list(self._open_moves):
-            first = int(move["step"])
-            gaps = [
-                commits[first] - commits[first - 1]
-                for commits in self.commits.values()
-                if first in commits and first - 1 in commits
-            ]
-            steady = self.steady_step_s()
-            if len(gaps) == self.world_size and steady is not None:
-                move["downtime_s"] = max(gaps) - steady
-                move["steady_step_s"] = steady
-                self._open_moves.remove(move)
-                at = max(commits[first] for commits in self.commits.values())
-                self.note("downtime", at, **{k: v for k, v in move.items() if k != "what"})
+        steady = self.steady_step_s()
+        for move in list(self._open_moves) if steady is not None else ():
+            assert steady is not None
+            cost_of = self._cost_of_recovery if "agreed_at" in move else self._cost_of_move
+            cost = cost_of(move, steady)
+            if cost is None:
+                continue
+            self._open_moves.remove(move)
+            at = cost.pop("at")
+            move.update(cost, steady_step_s=steady)
+            self.note("downtime", at, **{key: value for key, value in move.items() if key != "what"})
+
+    def _cost_of_move(self, move: dict[str, Any], steady: float) -> dict[str, Any] | None:
+        first = int(move["step"])
+        ends = self._committed(first, after=0.0)
+        if ends is None:
+            return None
+        gaps = [at - self.commits[r][first - 1] for r, at in ends.items() if first - 1 in self.commits[r]]
+        return {"at": max(ends.values()), "downtime_s": max(gaps) - steady} if gaps else None
+
+    def _committed(self, step: int, *, after: float) -> dict[int, float] | None:
+        """rank → when it committed `step`, later than `after`; of a rank that died with that untold, nothing.
+        None while a rank has not come so far."""
+        come = {
+            rank
+            for rank, commits in self.commits.items()
+            if any(commits.get(n, 0.0) > after for n in range(step, self.latest[rank]["step"] + 1))
+        }
+        if len(come) < self.world_size:
+            return None
+        times = {rank: self.commits[rank].get(step, 0.0) for rank in come}
+        return {rank: at for rank, at in times.items() if at > after} or None
+
+    def _cost_of_recovery(self, move: dict[str, Any], steady: float) -> dict[str, Any] | None:
+        """The downtime, and its parts from `started_at` (when the failure was heard of) on: until the
+        survivors had stopped and agreed (decide), until the last successor had built its role, its links and
+        its private state (switch), its transfer (state), the steps that were done a second time (redo), and
+        the rest of the first new step (other). With the time from the fault to `started_at` (detect) they add
+        up to the downtime that is counted from the fault."""
+        agreed_at, target = float(move["agreed_at"]), int(move["step"])
+        if self._committed(target, after=agreed_at) is None:
+            return None
+        before = [
+            (step, at) for firsts in self._firsts.values() for step, at in firsts.items() if at <= agreed_at
+        ]
+        first = max(target, max((step for step, _ in before), default=-1) + 1)
+        ends = self._committed(first, after=agreed_at)
+        if ends is None:
+            return None
+        redone = self._committed(first - 1, after=agreed_at) if first > target else None
+        resumed = max(move["resumed"].values(), key=lambda told: told["told_after_s"], default=None)
+        ready_s = resumed["told_after_s"] if resumed is not None else 0.0
+        state_s = min(resumed.get("state_s", 0.0), ready_s) if resumed is not None else 0.0
+        going_at = agreed_at + ready_s
+        redo_s = max(redone.values()) - going_at if redone is not None else 0.0
+        end = max(ends.values())
+        last = max((at for step, at in before if step == first - 1), default=float(move["started_at"]))
+        return {
+            "at": end,
+            "downtime_s": end - last - steady,
+            "first_new_step": first,
+            "parts": {
+                "decide_s": agreed_at - float(move["started_at"]),
+                "switch_s": ready_s - state_s,
+                "state_s": state_s,
+                "redo_s": redo_s,
+                "other_s": end - going_at - redo_s - steady,
+            },
+        }
 
     def close(self) -> None:
-        self._steps_file.close()
+        self._steps.close()
         self._timeline_file.close()

@@ -1,0 +1,96 @@
+"""steps.jsonl: every step of the training once, in order, whoever told of it and however often it was
+done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+TAIL_BYTES = 64 << 10
+"""How much of a log that an earlier leader has written is looked at."""
+
+
+def append_to(path: Path) -> TextIO:
+    """Open a file of lines to append to. A last line that was torn when its writer died is ended first."""
+    with contextlib.suppress(OSError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) and not _ends_a_line(file):
+            file.write(b"\n")
+    return path.open("a")
+
+
+def _ends_a_line(file: Any) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return bool(file.read(1) == b"\n")
+
+
+class StepLog:
+    """A step is written when rank 0 has told of it; one that rank 0 took with it, when another rank has. A
+    step that was rolled back and done again is not written again: it is the same, bit for bit."""
+
+    def __init__(self, path: Path, world_size: int) -> None:
+        self._world_size = world_size
+        self._written = _tail(path)
+        self._file = append_to(path)
+        self._next = self._written[-1]["step"] + 1 if self._written else 0
+        self._told: dict[int, dict[str, Any]] = {}
+        self._heads: dict[int, int] = {}
+        losses = [step["loss"] for step in self._written if step.get("loss") is not None]
+        self.last_loss: float | None = losses[-1] if losses else None
+
+    def durations(self, count: int) -> list[float]:
+        """Seconds of the last steps that were in the log when it was opened."""
+        return [step["seconds"] for step in self._written if step["step"] > 1 and step["seconds"] > 0][
+            -count:
+        ]
+
+    def take(self, rank: int, step: int, told: dict[str, Any]) -> None:
+        """A rank says that it has committed `step`."""
+        self._heads[rank] = max(step, self._heads.get(rank, step))
+        if step >= self._next and (rank == 0 or step not in self._told):
+            self._told[step] = told
+        self._write_out()
+
+    def _write_out(self) -> None:
+        while self._told:
+            told = self._told.get(self._next)
+            if told is None:
+                if len(self._heads) < self._world_size or min(self._heads.values()) < self._next:
+                    return  # somebody may still tell it
+                self._next = min(self._told)
+            elif told["rank"] == 0 or self._heads.get(0, -1) > self._next:
+                self._write(self._told.pop(self._next))
+            else:
+                return
+
+    def _write(self, told: dict[str, Any]) -> None:
+        self._file.write(json.dumps({"step": self._next, **told}) + "\n")
+        self._file.flush()
+        self._next += 1
+
+    def close(self) -> None:
+        """Write what was still held back in the hope for rank 0's word, and close."""
+        for step in sorted(self._told):
+            self._next = step
+            self._write(self._told[step])
+        self._told.clear()
+        self._file.close()
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """The last steps of a log that is there already."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                found.append(entry)
+    return found
