@@ -31,6 +31,10 @@ class World:
         self.switching: set[int] = set()
         self.committed: dict[int, tuple[int, bool]] = {}
         """rank → (steps committed, whether it stands at the vote); 7 and False for those not named"""
+        self.seated: dict[tuple[str, int], int] = {}
+        """who has a rank, as the processes themselves know it"""
+        self.key_of = lambda rank: "the same"
+        self.no_wards: set[int] = set()
         self._queue: deque[dict[str, Any]] = deque()
 
     @property
@@ -44,8 +48,8 @@ class World:
                 self.give({"kind": "node_joined", "node": name})
                 self.spawn(name)
 
-    def spawn(self, name: str) -> None:
-        for slot in range(self.plan.ranks_per_node):
+    def spawn(self, name: str, slots: list[int] | None = None) -> None:
+        for slot in range(self.plan.ranks_per_node) if slots is None else slots:
             if slot not in self.state.nodes[name].processes:
                 self.incarnation += 1
                 ready = {"slot": slot, "incarnation": self.incarnation, "host": name, "port": 1000 + slot}
@@ -78,6 +82,7 @@ class World:
     def dies(self, node: str, slot: int = 0) -> None:
         """A rank process of a node is killed."""
         process = self.state.nodes[node].processes[slot]
+        self.seated.pop((node, slot), None)
         exited = {"slot": slot, "incarnation": process.incarnation, "code": -9, "how": "signal SIGKILL"}
         self.give({"kind": "process_exited", "node": node, **exited, "log": "x.log"})
 
@@ -105,9 +110,11 @@ class World:
 
     def _agent(self, node: str, message: dict[str, Any]) -> None:
         if message["kind"] == "spawn":
-            self.spawn(node)
+            self.spawn(node, message.get("slots"))
         elif message["kind"] == "kill":
             self.killed.append(node)
+            for place in [place for place in self.seated if place[0] == node]:
+                del self.seated[place]
         elif message["kind"] == "retire":
             self.give({"kind": "agent_retired", "node": node})
             self.give({"kind": "agent_gone", "node": node})
@@ -118,7 +125,13 @@ class World:
             return
         me = {"node": node, "slot": slot, "incarnation": process.incarnation}
         kind, epoch = message["kind"], message.get("epoch")
-        if kind == "warm":
+        if kind == "assign" and (node, slot) not in self.seated:
+            self.seated[node, slot] = message["rank"]
+            key = self.key_of(message["rank"])
+            for step in (0, 1):
+                told = {"rank": message["rank"], "step": step, "key": key}
+                self.give({"kind": "replica_key", **me, **told})
+        elif kind == "warm":
             self.give({"kind": "process_warm", **me, "rank": message["rank"]})
         elif kind == "prepare_leave":
             rank = next(r for r, seat in self.state.seats.items() if seat == (node, slot))
@@ -130,25 +143,35 @@ class World:
         elif kind == "go":
             self.switching.add(message["epoch"])
             self.give({"kind": "switching", **me, "epoch": epoch, "step": 7})
-            for rank in list(self.state.move.ranks()) if self.state.move else []:
-                self.give({"kind": "resumed", "node": node, "epoch": epoch, "rank": rank, "step": 7})
+            for rank, pair in list(self.state.move.ranks().items()) if self.state.move else []:
+                self.take_over(epoch, rank, (pair.joiner, pair.ranks[rank]))
         elif kind == "interrupt":
-            rank = next(r for r, seat in self.state.seats.items() if seat == (node, slot))
+            if (node, slot) not in self.seated:
+                self.give({"kind": "not_joined", **me, "epoch": epoch})
+                return
+            rank = self.seated[node, slot]
             committed, at_vote = self.committed.get(rank, (7, False))
-            where = {"rank": rank, "committed": committed, "at_vote": at_vote}
+            wards = {str(r): [committed - 1, committed] for r in message["lost"] if r not in self.no_wards}
+            where = {"rank": rank, "committed": committed, "at_vote": at_vote, "wards": wards}
             self.give({"kind": "survivor", **me, "epoch": epoch, **where})
         elif kind == "resolve":
             for rank in message["serve"]:
                 ready = {"epoch": epoch, "rank": rank, "source": [node, 2]}
                 self.give({"kind": "source_ready", **me, **ready})
         elif kind == "replace":
-            resumed = {"epoch": epoch, "rank": message["rank"], "step": message["target"]}
-            self.give({"kind": "resumed", **me, **resumed})
+            self.take_over(epoch, message["rank"], (node, slot), message["target"])
         elif kind == "stop":
             kind = "too_late" if message["epoch"] in self.switching else "stopped"
             self.give({"kind": kind, **me, "epoch": epoch})
         elif kind in ("retire", "finish"):
+            self.seated.pop((node, slot), None)
             self.give({"kind": "process_exited", **me, "code": 0, "how": "exit code 0"})
+
+    def take_over(self, epoch: int, rank: int, place: tuple[str, int], step: int = 7) -> None:
+        """A joiner has the state of a rank now."""
+        self.seated[place] = rank
+        me = {"node": place[0], "slot": place[1]}
+        self.give({"kind": "resumed", **me, "epoch": epoch, "rank": rank, "step": step})
 
     def notes(self, what: str) -> list[dict[str, Any]]:
         return [a.fields for a in self.actions if isinstance(a, Note) and a.what == what]

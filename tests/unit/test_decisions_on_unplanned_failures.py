@@ -35,7 +35,7 @@ def test_all_ranks_of_a_node_go_when_one_of_them_dies() -> None:
     world = started(ranks_per_node=2)
     world.dies("n3", slot=1)
     assert [rank for rank, node in world.seats().items() if node == "n6"] == [2, 3]
-    assert world.killed == ["n3"]
+    assert "n3" in world.killed
 
 
 def test_survivors_that_saw_the_vote_take_the_others_along() -> None:
@@ -57,7 +57,8 @@ def test_survivors_that_cannot_be_at_one_boundary_end_the_job() -> None:
     world = started()
     world.committed = {0: (8, False), 2: (7, False)}
     world.dies("n3")
-    assert "do not agree" in world.ends()[0].reason and "rank 2" in world.ends()[0].reason
+    reason = world.ends()[0].reason
+    assert "rank 2 has committed 7 steps, another 8" in reason and "no snapshot" in reason
 
 
 def test_two_nodes_that_die_together_are_replaced_together() -> None:
@@ -89,14 +90,14 @@ def test_a_successor_that_is_still_starting_is_waited_for() -> None:
 
 def test_without_a_standby_the_job_ends_and_says_so() -> None:
     world = started(nodes=4)
-    world.dies("n3")
+    world.give({"kind": "node_lost", "node": "n3", "reason": "silent"})
     assert "no standby" in world.ends()[0].reason and "n3" in world.ends()[0].reason
 
 
 def test_without_a_standby_the_job_is_requeued_if_the_config_says_so() -> None:
     world = started(nodes=4)
-    world.plan.on_no_standby = "requeue"
-    world.dies("n3")
+    world.plan.on_no_standby = ("requeue",)
+    world.give({"kind": "node_lost", "node": "n3", "reason": "silent"})
     assert world.ends()[0].state == "requeue"
 
 
@@ -139,7 +140,7 @@ def test_a_node_that_was_declared_lost_and_comes_back_starts_anew() -> None:
     world = started()
     world.give({"kind": "node_lost", "node": "n3", "reason": "silent"})
     world.give({"kind": "node_joined", "node": "n3"})
-    assert world.killed == ["n3"] and world.state.nodes["n3"].standing == "standby"
+    assert "n3" in world.killed and world.state.nodes["n3"].standing == "standby"
     assert world.seats()[1] == "n6"
 
 
@@ -166,3 +167,179 @@ def test_a_new_leader_loses_the_agents_that_do_not_come_back_by_name_of_their_ra
     world.give({"kind": "led", "node": "n2", "term": 2})
     world.give({"kind": "node_lost", "node": "n3", "reason": "never came back"})
     assert world.seats()[1] == "n6"
+
+
+def test_without_a_standby_a_rank_starts_again_where_it_was() -> None:
+    world = started(nodes=4)
+    world.dies("n3")
+    assert world.seats()[2] == "n3" and world.state.nodes["n3"].standing == "active" and not world.ends()
+    assert world.state.epoch == 1 and world.state.recovery is None
+
+
+def test_without_a_standby_a_surviving_node_hosts_the_ranks_of_a_lost_one_until_another_comes() -> None:
+    world = started(nodes=4)
+    world.plan.on_no_standby = ("double-up", "fail")
+    world.give({"kind": "node_lost", "node": "n3", "reason": "silent"})
+    host, slot = world.state.seats[2]
+    assert host in ("n1", "n2", "n4") and slot == 1 and not world.ends()
+    assert len(set(world.state.seats.values())) == 4
+    world.give({"kind": "node_joined", "node": "n3"})
+    assert world.state.seats[2] == ("n3", 0) and world.state.nodes["n3"].standing == "active"
+    assert world.state.nodes[host].standing == "active" and set(world.state.nodes[host].processes) == {0}
+
+
+def test_a_lost_rank_waits_for_a_node_if_the_config_says_so() -> None:
+    world = started(nodes=4)
+    world.plan.on_no_standby = ("wait", "fail")
+    world.give({"kind": "node_lost", "node": "n3", "reason": "silent"})
+    assert world.state.recovery is not None and not world.ends() and not world.told("resolve")
+    world.give({"kind": "node_joined", "node": "n3"})
+    assert world.seats()[2] == "n3" and world.state.recovery is None
+
+
+def test_nobody_waits_for_a_node_for_ever() -> None:
+    world = started(nodes=4)
+    world.plan.on_no_standby = ("wait", "fail")
+    world.give({"kind": "node_lost", "node": "n3", "reason": "silent"})
+    late = world.decisions.due(world.clock + world.plan.refill_wait_s + 1)
+    assert [given["kind"] for given in late] == ["refill_expired"]
+    world.give({**late[0], "at": world.clock + world.plan.refill_wait_s + 1})
+    assert "no standby" in world.ends()[0].reason
+
+
+@pytest.mark.parametrize("lost", ["n6", "n2", "n4"], ids=["joiner", "leaver", "stayer"])
+def test_a_failure_in_the_middle_of_a_switch_loses_nothing(lost: str) -> None:
+    world = started()
+    world.hold = {"go"}
+    world.event("drain", "n2")
+    world.give({"kind": "switching", "node": "n2", "epoch": 1, "step": 7})
+    world.hold, world.held = set(), []
+    world.give({"kind": "node_lost", "node": lost, "reason": "power"})
+    assert not world.ends() and world.state.recovery is None and world.state.move is None
+    assert len(set(world.state.seats.values())) == 4 and lost not in world.seats().values()
+    assert "n2" not in world.seats().values() or world.notes("waiting")
+
+
+def test_a_joiner_that_has_the_state_already_keeps_it() -> None:
+    world = started(ranks_per_node=1)
+    world.hold = {"go"}
+    world.event("drain", "n2")
+    world.give({"kind": "switching", "node": "n2", "epoch": 1, "step": 7})
+    world.seated["n6", 0] = 0  # it has resumed, the news of it has not come
+    world.hold, world.held = set(), []
+    world.give({"kind": "node_lost", "node": "n2", "reason": "power"})
+    assert world.seats()[0] == "n6" and not world.told("replace") and not world.ends()
+    assert world.state.recovery is None and world.state.epoch == 2
+
+
+def test_of_a_pair_with_two_ranks_the_leaver_keeps_both_if_only_one_has_moved() -> None:
+    world = started(ranks_per_node=2)
+    world.hold = {"go"}
+    world.event("drain", "n2")
+    world.give({"kind": "switching", "node": "n2", "epoch": 1, "step": 7})
+    world.seated["n6", 0] = 0
+    world.hold, world.held = {"join"}, []
+    world.give({"kind": "node_lost", "node": "n5", "reason": "power"})
+    assert world.state.recovery is None and not world.ends()
+    assert world.state.seats[0][0] == world.state.seats[1][0] == "n2" and "n6" in world.killed
+
+
+def test_a_broken_link_that_nothing_else_explains_costs_the_accused_its_seat() -> None:
+    world = started()
+    for rank in (0, 2):
+        world.give({"kind": "broken", "node": "n2", "rank": rank, "lost": 1, "why": "silent"})
+    assert world.decisions.due(world.clock - 1) == []
+    assert world.decisions.due(world.clock + 1) == [{"kind": "accusations_due"}]
+    world.give({"kind": "accusations_due"})
+    assert world.seats()[1] == "n6" and "n3" in world.killed
+
+
+def test_a_broken_link_that_a_death_explains_is_forgotten() -> None:
+    world = started()
+    world.give({"kind": "broken", "node": "n2", "rank": 0, "lost": 1, "why": "reset"})
+    world.dies("n3")
+    assert world.decisions.due(world.clock + 1) == [] and world.state.recoveries_done == 1
+
+
+def test_collectives_that_fail_without_anybody_to_blame_are_done_again() -> None:
+    world = started()
+    world.give({"kind": "broken", "node": "n2", "rank": 0, "lost": None, "why": "timeout"})
+    world.give({"kind": "accusations_due"})
+    assert world.state.epoch == 1 and len(world.told("resolve")) == 4 and not world.told("replace")
+
+
+def test_a_rank_without_a_replica_takes_everybody_back_to_the_snapshot() -> None:
+    world = World()
+    world.key_of = str  # every rank has parameters of its own
+    world.start()
+    for name in world.plan.order:
+        world.give({"kind": "vault", "node": name, "host": name, "port": 9})
+    duties = {tell.node: tell.message for tell in world.told("duties")}
+    assert duties["n3"]["keeper"] == "n4" and duties["n3"]["snapshots"] and duties["n3"]["writes"]
+    for rank, name in world.seats().items():
+        stored = {"rank": rank, "step": 5, "epoch": 0, "keeper": duties[name]["keeper"]}
+        world.give({"kind": "snapshot_stored", "node": name, **stored})
+    assert len(world.told("snapshot_complete")) == 4
+    world.dies("n3")
+    assert {tell.message["target"] for tell in world.told("resolve")} == {5}
+    assert world.told("replace")[0].message["back_to"] == {
+        "source": "snapshot",
+        "step": 5,
+        "vault": ["n4", 9],
+    }
+    assert world.seats()[1] == "n6" and world.state.recovery is None
+
+
+def test_a_snapshot_whose_keeper_died_with_the_rank_is_no_snapshot() -> None:
+    world = World()
+    world.key_of = str
+    world.start()
+    for name in world.plan.order:
+        world.give({"kind": "vault", "node": name, "host": name, "port": 9})
+    duties = {tell.node: tell.message for tell in world.told("duties")}
+    for rank, name in world.seats().items():
+        stored = {"rank": rank, "step": 5, "epoch": 0, "keeper": duties[name]["keeper"]}
+        world.give({"kind": "snapshot_stored", "node": name, **stored})
+    world.hold = {"interrupt"}
+    world.give({"kind": "node_lost", "node": "n4", "reason": "power"})
+    world.hold, world.held = set(), []
+    world.dies("n3")
+    assert "no replica of rank 1" in world.ends()[0].reason and "no snapshot" in world.ends()[0].reason
+
+
+def test_a_checkpoint_is_the_last_resort() -> None:
+    world = World()
+    world.key_of = str
+    world.start()
+    for rank, name in world.seats().items():
+        world.give({"kind": "checkpoint_written", "node": name, "rank": rank, "step": 4, "epoch": 0})
+    world.give({"kind": "checkpoint_published", "step": 4, "path": "x"})
+    world.dies("n3")
+    assert world.told("replace")[0].message["back_to"]["source"] == "checkpoint"
+    assert world.notes("recovered")[0]["step"] == 4
+
+
+def test_a_failure_before_anything_was_committed_begins_anew() -> None:
+    world = World()
+    world.key_of = str
+    world.start()
+    world.committed = {rank: (0, False) for rank in range(4)}
+    world.dies("n3")
+    assert world.told("replace")[0].message["back_to"]["source"] == "anew" and not world.ends()
+
+
+def test_a_stopped_process_is_replaced() -> None:
+    world = started()
+    incarnation = world.state.nodes["n3"].processes[0].incarnation
+    stopped = {"slot": 0, "incarnation": incarnation, "how": "stopped for 2.0 s"}
+    world.give({"kind": "process_stopped", "node": "n3", **stopped})
+    assert world.seats()[1] == "n6" and "n3" in world.killed
+
+
+def test_the_time_limit_ends_in_a_checkpoint_and_the_queue() -> None:
+    world = started()
+    event = {"id": "t", "kind": "time_limit", "node": "", "source": "agent", "reason": "120 s left"}
+    world.give({"kind": "events", "events": [event]})
+    assert [tell.node for tell in world.told("checkpoint")] == ["n2"] and not world.ends()
+    world.give({"kind": "checkpoint_published", "step": 9, "path": "x"})
+    assert world.ends()[0].state == "requeue" and "step 9" in world.ends()[0].reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tm_slurm.coordinator.actions import Action, End, Note, Tell
-from tm_slurm.coordinator.model import JobState, Move
+from tm_slurm.coordinator.model import JobState, Move, Process
 
 Input = dict[str, Any]
 
@@ -39,3 +39,10 @@ class Deciding:
         """The move in flight, if the input speaks of it."""
         move = self.state.move
         return move if move is not None and move.epoch == given["epoch"] else None
+
+    def _known(self, given: Input) -> Process | None:
+        """The process an input speaks of; None when that incarnation is no longer there."""
+        process = self.state.nodes[given["node"]].processes.get(int(given["slot"]))
+        if process is None or process.incarnation != given["incarnation"]:
+            return None
+        return process

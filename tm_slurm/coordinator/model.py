@@ -64,21 +64,32 @@ class Node:
     drained: bool = False
     dead: bool = False
     """Its ranks have died; their seats are not taken over yet."""
+    crashed: bool = False
+    """One of its rank processes has ended by itself since the last recovery."""
+    ended: dict[int, int] = field(default_factory=dict)
+    """slot → the last incarnation whose end was heard of: it may be told again"""
+    banned: set[int] = field(default_factory=set)
+    """Incarnations that were declared dead: they may still run, and are nobody any more."""
+    vault: list[Any] | None = None
+    """[host, port] where its agent keeps snapshots of other nodes' ranks"""
+
+    def well(self) -> bool:
+        """Whether rank processes can be relied on to run here."""
+        return self.agent_up and self.failures <= FAILURE_LIMIT
 
     def free_to_join(self) -> bool:
         """Whether ranks may be moved here."""
-        well = self.agent_up and self.failures <= FAILURE_LIMIT
-        return self.standing == "standby" and well and self.notice is None
+        return self.standing == "standby" and self.well() and self.notice is None
 
 
 @dataclass
 class Pair:
-    """A leaver and the joiner that takes its ranks, one to one."""
+    """A leaver and the joiner that takes its ranks (all of them, or those that the node hosts for others)."""
 
     leaver: str
     joiner: str
     ranks: dict[int, int]
-    """rank → slot, the same slot on both nodes"""
+    """rank → slot on the joiner"""
 
 
 @dataclass
@@ -99,6 +110,7 @@ class Move:
     """moved rank → the bytes that its joiner received, and in how many seconds"""
     stop_asked: bool = False
     stop_reason: str = ""
+    joiner_lost: bool = False
     prepared_at: float = 0.0
     switching_at: float = 0.0
 
@@ -117,25 +129,82 @@ class Move:
         return [pair.joiner for pair in self.pairs]
 
 
+Place = tuple[str, int]
+"""A node and a slot on it."""
+
+
+@dataclass
+class Statement:
+    """Where a living rank process has stopped, as it says."""
+
+    rank: int
+    committed: int
+    """steps that it has applied"""
+    at_vote: bool = False
+    """whether it also has the gradients of the next one"""
+    begun: bool = True
+    """whether it has built its role"""
+    torn: bool = False
+    """whether it failed while it applied a step: it can neither go on nor back by itself"""
+    wards: dict[int, list[int]] = field(default_factory=dict)
+    """rank whose private state it keeps → the steps at whose beginning it was told"""
+    snapshots: list[int] = field(default_factory=list)
+    """steps of the snapshots of itself that it keeps"""
+
+
 @dataclass
 class Recovery:
-    """An unplanned failure being repaired: one epoch, one or several dead nodes (the leavers of `pairs`)."""
+    """An unplanned failure being repaired: one epoch, any number of lost ranks (none: a step to redo)."""
 
     epoch: int
-    pairs: list[Pair]
-    started_at: float
     how: str
-    committed: dict[int, int] = field(default_factory=dict)
-    """surviving rank → steps that it has committed"""
-    at_vote: set[int] = field(default_factory=set)
+    started_at: float
+    """when the first failure that it repairs was heard of"""
+    begun_at: float = 0.0
+    """when it began, or began again, at this epoch"""
+    asked: set[Place] = field(default_factory=set)
+    """the processes that must say where they have stopped"""
+    contested: dict[int, Place] = field(default_factory=dict)
+    """rank → a process beside the one on its seat that may have taken it over, in a switch that failed"""
+    statements: dict[Place, Statement] = field(default_factory=dict)
+    refusals: set[Place] = field(default_factory=set)
+    """asked processes that have no rank"""
+    settled: bool = False
+    """whether it is known which seats are lost"""
+    lost: dict[int, str] = field(default_factory=dict)
+    """rank without a process → the node that it was on"""
+    places: dict[int, Place] = field(default_factory=dict)
+    """lost rank → where it goes on"""
     target: int | None = None
     agreed_at: float = 0.0
+    source: str = ""
+    """where the lost ranks' state comes from: replicas, snapshot, checkpoint, or anew"""
     resumed: dict[int, dict[str, float]] = field(default_factory=dict)
-    restarted: bool = False
+    restarts: int = 0
+    waiting_since: float | None = None
 
-    def ranks(self) -> dict[int, Pair]:
-        """Every dead rank and its pair."""
-        return {rank: pair for pair in self.pairs for rank in pair.ranks}
+    def survivors(self) -> dict[int, Statement]:
+        """rank → what the process on its seat has said; complete once `settled`."""
+        return {statement.rank: statement for statement in self.statements.values()}
+
+
+@dataclass
+class Accusation:
+    """A rank whose collective has failed, and whom it holds to be lost (None: it cannot tell)."""
+
+    rank: int
+    lost: int | None
+    why: str
+    at: float
+
+
+@dataclass
+class Stored:
+    """A state of the whole job that can be gone back to. `where`: rank → the node that keeps its part."""
+
+    step: int
+    epoch: int
+    where: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -149,7 +218,9 @@ class Plan:
     prepare_timeout_s: float = 120.0
     switch_timeout_s: float = 60.0
     release: bool = True
-    on_no_standby: str = "fail"
+    on_no_standby: tuple[str, ...] = ("fail",)
+    refill_wait_s: float = 60.0
+    failures_per_step: int = 2
 
     @property
     def world_size(self) -> int:
@@ -185,7 +256,24 @@ class JobState:
     recovery: Recovery | None = None
     recoveries_done: int = 0
     failures_at: dict[int, int] = field(default_factory=dict)
-    """step → how often ranks have died at it"""
+    """step → how often rank processes have died at it by themselves"""
+    accused: dict[str, int] = field(default_factory=dict)
+    """node → how many links to it have been called broken"""
+    accusations: list[Accusation] = field(default_factory=list)
+    """broken links that nothing else has explained yet"""
+    replica_keys: dict[int, dict[int, str]] = field(default_factory=dict)
+    """rank → step → digest of its parameters and optimizer state: ranks with equal ones are replicas"""
+    snapshot: Stored | None = None
+    snapshot_in_work: Stored | None = None
+    checkpoint: Stored | None = None
+    checkpoint_in_work: Stored | None = None
+    duties: dict[int, str] = field(default_factory=dict)
+    """rank → what it was last told to do about snapshots and checkpoints"""
+    crashes: list[dict[str, Any]] = field(default_factory=list)
+    """rank processes that have ended by themselves at the step that the job is at, the first one first: node,
+    ranks, how, log and last words"""
+    stopping: str = ""
+    """why the job goes back into the queue as soon as its checkpoint is written"""
 
     @classmethod
     def initial(cls, plan: Plan) -> JobState:
@@ -211,6 +299,14 @@ class JobState:
     def ranks_on(self, name: str) -> dict[int, int]:
         """rank → slot for the ranks that sit on a node now."""
         return {rank: slot for rank, (node, slot) in self.seats.items() if node == name}
+
+    def guests_on(self, name: str) -> dict[int, int]:
+        """rank → slot for the ranks that a node hosts beyond its own slots."""
+        return {r: slot for r, slot in self.ranks_on(name).items() if slot >= self.plan.ranks_per_node}
+
+    def process_at(self, place: Place) -> Process | None:
+        """The process in a slot of a node."""
+        return self.nodes[place[0]].processes.get(place[1])
 
     def peers(self) -> dict[str, list[Any]]:
         """The table of peers at the current epoch, with string keys as JSON has them."""

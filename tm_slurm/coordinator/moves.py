@@ -11,14 +11,15 @@ switching   a vote carried it; stayers swap links and go on, state flows leaver 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.leaving import Leaving
-from tm_slurm.coordinator.model import Move, Node, Pair
+from tm_slurm.coordinator.model import Move, Node, Pair, Place
+from tm_slurm.coordinator.storing import Storing
 
 
-class Moves(Leaving):
+class Moves(Storing):
     """The part of the decisions that is about standbys and moves."""
 
     # ---- standbys ----
@@ -38,14 +39,18 @@ class Moves(Leaving):
     def _warm_standby(self, node: Node) -> None:
         """Have a standby's processes warm up: for the ranks that it is to take, or for those of some active
         node."""
-        undertaking = self.state.recovery or self.state.move
-        joining = {pair.joiner: pair for pair in undertaking.pairs} if undertaking is not None else {}
         ranks = {slot: slot for slot in node.processes}
-        if node.name in joining:
-            ranks = {slot: rank for rank, slot in joining[node.name].ranks.items()}
+        ranks |= {slot: rank for rank, (name, slot) in self._places_to_take().items() if name == node.name}
         for slot, process in node.processes.items():
             if process.wanted_warm is None:
-                self._want_warm(node, slot, ranks[slot])
+                self._want_warm(node, slot, ranks[slot] % self.state.plan.world_size)
+
+    def _places_to_take(self) -> dict[int, Place]:
+        """rank → where it is about to go, by a recovery or a move."""
+        if self.state.recovery is not None:
+            return self.state.recovery.places
+        move = self.state.move
+        return {} if move is None else {r: (p.joiner, p.ranks[r]) for r, p in move.ranks().items()}
 
     def _want_warm(self, node: Node, slot: int, rank: int) -> None:
         process = node.processes[slot]
@@ -66,14 +71,13 @@ class Moves(Leaving):
             return
         if state.finishing or state.ended:
             return
-        leavers = [n for n in state.nodes.values() if n.standing == "active" and n.notice is not None]
-        leavers.sort(key=lambda n: (n.notice.at if n.notice else 0.0, n.name))
+        parties = self._parties_to_move()
         joiners = self._standbys_by_preference()
         pairs = [
-            Pair(leaver.name, joiner.name, state.ranks_on(leaver.name))
-            for leaver, joiner in zip(leavers, joiners, strict=False)
+            Pair(leaver.name, joiner.name, self._slots_for(ranks))
+            for (leaver, ranks), joiner in zip(parties, joiners, strict=False)
         ]
-        for leaver in leavers[len(pairs) :]:
+        for leaver, _ in parties[len(pairs) :]:
             self._say_waiting(leaver)
         if not pairs:
             return
@@ -81,6 +85,28 @@ class Moves(Leaving):
         state.move = Move(state.last_epoch, pairs, self.now)
         self._note("prepare", epoch=state.move.epoch, pairs=described(pairs))
         self._repeat_move()
+
+    def _parties_to_move(self) -> list[tuple[Node, list[int]]]:
+        """Nodes and the ranks that should leave them, as many as a joiner can take: first from nodes that
+        should be left, then the guests of others."""
+        state, size = self.state, self.state.plan.ranks_per_node
+        active = [node for node in state.nodes.values() if node.standing == "active"]
+        noticed = [node for node in active if node.notice is not None]
+        noticed.sort(key=lambda n: (n.notice.at if n.notice else 0.0, n.name))
+        leaving = [(node, state.ranks_on(node.name)) for node in noticed]
+        leaving += [(node, state.guests_on(node.name)) for node in active if node.notice is None]
+        parties = []
+        for node, ranks in leaving:
+            by_slot = sorted(ranks, key=ranks.__getitem__)
+            parties += [(node, by_slot[i : i + size]) for i in range(0, len(by_slot), size)]
+        return parties
+
+    def _slots_for(self, ranks: Iterable[int]) -> dict[int, int]:
+        """rank → the slot to take on a fresh node: the one it has, unless it is a guest where it is."""
+        slots = {rank: self.state.seats[rank][1] for rank in ranks}
+        if all(slot < self.state.plan.ranks_per_node for slot in slots.values()):
+            return slots
+        return {rank: slot for slot, rank in enumerate(sorted(slots))}
 
     def _say_waiting(self, leaver: Node) -> None:
         if leaver.notice is None or leaver.notice.said_waiting:
@@ -97,7 +123,7 @@ class Moves(Leaving):
         for pair in move.pairs:
             joiner = self.state.nodes[pair.joiner]
             for rank, slot in pair.ranks.items():
-                self._tell(pair.leaver, slot, {"kind": "prepare_leave", "epoch": move.epoch})
+                self._tell_rank(rank, {"kind": "prepare_leave", "epoch": move.epoch})
                 process = joiner.processes.get(slot)
                 if process is not None and process.wanted_warm != rank:
                     self._want_warm(joiner, slot, rank)
@@ -168,9 +194,10 @@ class Moves(Leaving):
 
     def _on_join_failed(self, given: Input) -> None:
         undertaking = self.state.recovery or self.state.move
-        if undertaking is None or undertaking.epoch != given["epoch"]:
+        place = self._places_to_take().get(int(given["rank"]))
+        if undertaking is None or undertaking.epoch != given["epoch"] or place is None:
             return
-        joiner = self.state.nodes[undertaking.ranks()[int(given["rank"])].joiner]
+        joiner = self.state.nodes[place[0]]
         joiner.failures += 1
         self._note("join_failed", node=joiner.name, rank=given["rank"], why=given["why"])
         self._joiner_gone(
@@ -223,11 +250,8 @@ class Moves(Leaving):
 
     def _joiner_gone(self, name: str, reason: str) -> None:
         move = self.state.move
-        if move is None or name not in move.joiners():
-            return
-        if move.phase == "switching":
-            self._end("failed", 1, f"{reason} in the middle of the switch to epoch {move.epoch}")
-        else:
+        if move is not None and name in move.joiners():
+            move.joiner_lost = True
             self._stop_move(reason)
 
     def _on_prepare_expired(self, given: Input) -> None:
@@ -239,13 +263,6 @@ class Moves(Leaving):
         for name in slow:
             self.state.nodes[name].failures += 1
         self._cancel_move(f"ranks {late} were not prepared in time on {', '.join(slow)}")
-
-    def _on_switch_expired(self, given: Input) -> None:
-        move = self._move_of(given)
-        if move is not None:
-            late = sorted(set(move.ranks()) - set(move.resumed))
-            where = ", ".join(sorted({move.ranks()[rank].joiner for rank in late}))
-            self._end("failed", 1, f"ranks {late} did not resume on {where} at epoch {move.epoch}")
 
     # ---- phase 2 ----
 
@@ -272,12 +289,15 @@ class Moves(Leaving):
         state.epoch = move.epoch
         state.moves_done += 1
         for pair in move.pairs:
-            leaver, joiner = state.nodes[pair.leaver], state.nodes[pair.joiner]
-            leaver.standing, joiner.standing = "leaving", "active"
+            state.nodes[pair.joiner].standing = "active"
             for rank, slot in pair.ranks.items():
+                self._tell_rank(rank, {"kind": "retire"})
                 state.seats[rank] = (pair.joiner, slot)
-                self._tell(pair.leaver, slot, {"kind": "retire"})
+        for name in move.leavers():
+            if not state.ranks_on(name):
+                state.nodes[name].standing = "leaving"
         self._note("moved", **self._moved_fields(move, given))
+        self._assign_duties()
 
     def _tell_untouched(self, move: Move) -> None:
         """Ranks without a link to a leaver took no part; they learn where the moved ranks are, for links to

@@ -1,13 +1,14 @@
-"""Unplanned failures (TrainMover §7, design "The step, the vote"): the survivors stop, agree on a step
-boundary, and the dead ranks' seats go to standbys, which take the state from replicas.
+"""Unplanned failures (TrainMover §7): whoever is left stops, lost seats are found out and given away, all go
+on together at a new epoch.
 
-    a rank dies   all survivors are interrupted; each says how many steps it has committed, and whether it
-                  stands at the vote of the next one
-    the boundary  is the furthest that any survivor has committed. Whoever has committed it discards what it
-                  did since and does that step again. Whoever stands at the vote before it applies: somebody
-                  saw that vote succeed, so every rank, the dead one included, had finished its gradients
-    resolve       survivors take over the new epoch; one of them serves the state to each successor
-    resumed       the seats are the successors'; a node that is well itself comes back as a standby
+stopping    every living process that has, or may have, a seat is interrupted and says where it has stopped;
+            in a switch that failed both leaver and joiner are asked, and whoever has the state keeps the seat
+settled     it is known which seats are lost; they get places (placing.py)
+resolved    the boundary and the source of the state are chosen (resolving.py)
+recovered   the lost ranks have resumed; a node that is well itself comes back as a standby
+
+Whatever fails meanwhile begins it again, with a new epoch: a process that has resumed by then is a survivor
+like any other.
 """
 
 from __future__ import annotations
@@ -15,199 +16,325 @@ from __future__ import annotations
 from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.model import Node, Pair, Recovery
-from tm_slurm.coordinator.moves import Moves, described
+from tm_slurm.coordinator.model import Accusation, Node, Recovery, Statement
+from tm_slurm.coordinator.resolving import Resolving
 
-FAILURES_PER_STEP = 2
-"""A step at which ranks have died so often is itself the cause: no more standbys are spent on it."""
+ACCUSED_GRACE_S = 0.3
+"""How long a broken link waits for another explanation before the rank at its other end is held for dead."""
+
+RESTARTS_LIMIT = 12
+"""A recovery that has begun again so often is given up."""
 
 
-class Recoveries(Moves):
+class Recoveries(Resolving):
     """The part of the decisions that is about ranks that died."""
 
-    def _ranks_died(self, node: Node, how: str) -> None:
-        """All ranks of a node are lost, for whatever reason."""
-        if self.state.move is not None:
-            if self.state.move.phase != "preparing":
-                self._end("failed", 1, f"node {node.name} failed in the middle of a switch: {how}")
-                return
+    # ---- somebody is dead ----
+
+    def _ranks_died(self, node: Node, how: str, *, crashed: Input | None = None) -> None:
+        """All ranks of a node are lost, for whatever reason. `crashed`: the exit of a rank process that ended
+        by itself."""
+        move = self.state.move
+        if move is not None and move.phase == "preparing":
             self._cancel_move(f"node {node.name} failed")
-        if node.processes:
-            self._tell(node.name, None, {"kind": "kill"})
-            node.processes.clear()
+        self._ban(node)
         node.dead = True
-        self._note("failed", node=node.name, ranks=sorted(self.state.ranks_on(node.name)), how=how)
+        ranks = sorted(self.state.ranks_on(node.name))
+        fields: dict[str, Any] = {"node": node.name, "ranks": ranks, "how": how}
+        if crashed is not None:
+            node.crashed = True
+            fields |= {"last_words": str(crashed.get("tail", ""))[-2000:], "log": crashed.get("log", "none")}
+            self.state.crashes.append(fields)
+        self._note("failed", **fields)
         self._recover(how)
 
+    def _ban(self, node: Node) -> None:
+        """Whatever runs on a node is nobody any more, even if it does not know."""
+        if node.processes:
+            node.banned |= {process.incarnation for process in node.processes.values()}
+            node.processes.clear()
+            self._tell(node.name, None, {"kind": "kill"})
+
+    def _bury(self, dead: Node) -> None:
+        """The ranks of a dead node are elsewhere now: what becomes of the node itself."""
+        dead.dead = dead.crashed = False
+        dead.failures += 1
+        if self.state.ranks_on(dead.name):
+            return  # they were started again where they were
+        if dead.agent_up:
+            dead.standing = "leaving"
+            self._emptied(dead)
+        else:
+            self._lost(dead)
+
     def _recover(self, how: str) -> None:
+        """Begin, or begin again, with a new epoch."""
         state = self.state
         earlier = state.recovery
-        if earlier is not None:
-            self._abandon(earlier)
-        dead = [n for n in state.nodes.values() if n.dead and state.ranks_on(n.name)]
-        joiners = self._standbys_by_preference()
-        lost = {rank for node in dead for rank in state.ranks_on(node.name)}
-        for rank in lost:
-            state.done.pop(rank, None)
-        if len(joiners) < len(dead):
-            names = ", ".join(node.name for node in dead)
-            verdict = "requeue" if state.plan.on_no_standby == "requeue" else "failed"
-            self._end(verdict, 1, f"no standby is left for {names}: {how}")
-            return
-        if lost == set(state.seats):
-            self._end("failed", 1, f"no rank has survived: {how}")
-            return
         state.last_epoch += 1
-        pairs = [Pair(n.name, j.name, state.ranks_on(n.name)) for n, j in zip(dead, joiners, strict=False)]
-        began = earlier.started_at if earlier is not None else self.now
-        state.recovery = Recovery(state.last_epoch, pairs, began, how, restarted=earlier is not None)
-        self._note("recover", epoch=state.recovery.epoch, pairs=described(pairs), how=how)
-        for rank in set(state.seats) - lost:
-            self._tell_rank(rank, {"kind": "interrupt", "epoch": state.recovery.epoch})
+        recovery = Recovery(state.last_epoch, how, self.now, self.now)
+        if earlier is not None:
+            recovery.started_at, recovery.restarts = earlier.started_at, earlier.restarts + 1
+            recovery.waiting_since = earlier.waiting_since
+            recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
+        if recovery.restarts > RESTARTS_LIMIT:
+            self._end("failed", 1, f"the recovery was disturbed {RESTARTS_LIMIT} times, last: {how}")
+            return
+        move, state.move = state.move, None
+        if move is not None:
+            recovery.contested |= {r: (p.joiner, p.ranks[r]) for r, p in move.ranks().items()}
+            self._note("interrupted", epoch=move.epoch, reason=how)
+        state.recovery = recovery
+        state.snapshot_in_work = state.checkpoint_in_work = None
+        for rank, seat in state.seats.items():
+            for place in (seat, recovery.contested.get(rank, seat)):
+                if state.process_at(place) is not None:
+                    recovery.asked.add(place)
+        recovery.contested = {r: p for r, p in recovery.contested.items() if p in recovery.asked}
+        lost = sorted(r for r, seat in state.seats.items() if seat not in recovery.asked)
+        self._note("recover", epoch=recovery.epoch, lost=lost, how=how, restarts=recovery.restarts)
+        for place in sorted(recovery.asked):
+            self._ask(recovery, place)
+        self._choose_early(recovery)
+        self._advance_recovery()
 
-    def _abandon(self, recovery: Recovery) -> None:
-        """Something else has failed meanwhile: begin again, with a new epoch."""
-        for pair in recovery.pairs:
-            for slot in pair.ranks.values():
-                if slot in self.state.nodes[pair.joiner].processes:
-                    self._tell(pair.joiner, slot, {"kind": "cancel", "epoch": recovery.epoch})
+    def _ask(self, recovery: Recovery, place: tuple[str, int]) -> None:
+        unsure = [
+            r for r, seat in self.state.seats.items() if seat not in recovery.asked or r in recovery.contested
+        ]
+        self._tell(*place, {"kind": "interrupt", "epoch": recovery.epoch, "lost": unsure})
 
-    def _recovery_of(self, given: Input) -> Recovery | None:
-        recovery = self.state.recovery
-        return recovery if recovery is not None and recovery.epoch == given["epoch"] else None
+    def _choose_early(self, recovery: Recovery) -> None:
+        """Seats that are certainly lost: let warm standbys build their roles while the survivors stop. It is
+        only a hint: places are given when all have said where they are."""
+        certain = {
+            rank: seat[0]
+            for rank, seat in self.state.seats.items()
+            if seat not in recovery.asked and rank not in recovery.contested
+        }
+        hint = Recovery(recovery.epoch, recovery.how, self.now, lost=certain)
+        for node, ranks in self._unplaced(hint):
+            self._place_on_standby(hint, node, ranks)
+        self._prepare_successors(hint)
 
     def _joiner_gone(self, name: str, reason: str) -> None:
-        recovery = self.state.recovery
-        if recovery is not None and any(pair.joiner == name for pair in recovery.pairs):
+        recovery, move = self.state.recovery, self.state.move
+        if recovery is not None:
+            if any(place[0] == name for place in {*recovery.places.values(), *recovery.contested.values()}):
+                self._recover(reason)
+        elif move is not None and move.phase == "switching" and name in move.joiners():
             self._recover(reason)
         else:
             super()._joiner_gone(name, reason)
 
+    def _on_too_late(self, given: Input) -> None:
+        """The vote has carried the epoch already. If the joiner is gone, that is a failure like any other."""
+        super()._on_too_late(given)
+        move = self._move_of(given)
+        if move is not None and move.joiner_lost:
+            self._recover(move.stop_reason)
+
+    def _on_switch_expired(self, given: Input) -> None:
+        """A joiner has not taken over in time: it is held for dead, the leaver still has the state."""
+        move = self._move_of(given)
+        if move is None:
+            return
+        late = sorted(set(move.ranks()) - set(move.resumed))
+        slow = sorted({move.ranks()[rank].joiner for rank in late})
+        for name in slow:
+            joiner = self.state.nodes[name]
+            joiner.failures += 1
+            self._ban(joiner)
+            self._tell(name, None, {"kind": "spawn"})
+        self._recover(f"ranks {late} did not resume on {', '.join(slow)} at epoch {move.epoch}")
+
     def _on_resumed(self, given: Input) -> None:
         recovery = self._recovery_of(given)
-        if recovery is not None:
+        if recovery is not None and int(given["rank"]) in recovery.places:
             self._successor_resumed(recovery, given)
-        else:
+        elif recovery is None:
             super()._on_resumed(given)
 
+    # ---- links that broke ----
+
     def _on_broken(self, given: Input) -> None:
-        """A rank's collective failed. Usually the cause is known already or in a moment."""
-        self._note("broken", rank=given["rank"], lost=given.get("lost"), why=given.get("why", ""))
+        """A rank's collective failed. Usually the cause is known already, or in a moment."""
+        rank, lost = int(given["rank"]), given.get("lost")
+        self._note("broken", rank=rank, lost=lost, why=given.get("why", ""))
+        if self.state.recovery is None and not self.state.finishing and self.state.started:
+            known = lost is not None and int(lost) in self.state.seats
+            accused = int(lost) if known else None  # type: ignore[arg-type]
+            self.state.accusations.append(Accusation(rank, accused, str(given.get("why", "")), self.now))
+
+    def _on_accusations_due(self, given: Input) -> None:
+        """Nothing else has explained the broken links: the rank that most links to were called broken is held
+        for dead; of two that accuse each other, the one that was accused more often before."""
+        state = self.state
+        accusations, state.accusations = state.accusations, []
+        if state.recovery is not None or not accusations:
+            return
+        counts: dict[str, int] = {}
+        for accusation in accusations:
+            if accusation.lost is not None:
+                node = state.seats[accusation.lost][0]
+                counts[node] = counts.get(node, 0) + 1
+        why = "; ".join(sorted({f"rank {a.rank}: {a.why}" for a in accusations}))[:500]
+        if not counts:
+            self._recover(f"collectives failed: {why}")
+            return
+        culprit = max(counts, key=lambda name: (counts[name], state.accused.get(name, 0), name))
+        for name, count in counts.items():
+            state.accused[name] = state.accused.get(name, 0) + count
+        self._ranks_died(state.nodes[culprit], f"links to {culprit} are broken: {why}")
+
+    def _on_step_stuck(self, given: Input) -> None:
+        """The watchdog has found ranks that do not get on while all others wait for them. No ranks: nobody is
+        to blame, and the time limit of the collective ends it."""
+        if self.state.recovery is not None or self.state.finishing:
+            return
+        self._note("stuck", ranks=given["ranks"], step=given["step"], how=given["how"])
+        for rank in given["ranks"]:
+            node = self.state.nodes[self.state.seats[int(rank)][0]]
+            if not node.dead:
+                self._ranks_died(node, f"rank {rank} on {node.name}: {given['how']}")
+
+    # ---- all stop ----
 
     def _on_survivor(self, given: Input) -> None:
         recovery = self._recovery_of(given)
-        if recovery is None or recovery.target is not None:
+        place = (str(given["node"]), int(given["slot"]))
+        if recovery is None or place not in recovery.asked or self._known(given) is None:
             return
-        recovery.committed[int(given["rank"])] = int(given["committed"])
-        if given["at_vote"]:
-            recovery.at_vote.add(int(given["rank"]))
+        recovery.statements[place] = Statement(
+            rank=int(given["rank"]),
+            committed=int(given["committed"]),
+            at_vote=bool(given["at_vote"]),
+            begun=bool(given.get("begun", True)),
+            torn=bool(given.get("torn", False)),
+            wards={int(ward): list(steps) for ward, steps in given.get("wards", {}).items()},
+            snapshots=list(given.get("snapshots", [])),
+        )
         self._advance_recovery()
 
+    def _on_not_joined(self, given: Input) -> None:
+        """A process that was asked has no rank."""
+        recovery = self._recovery_of(given)
+        if recovery is not None and self._known(given) is not None:
+            recovery.refusals.add((str(given["node"]), int(given["slot"])))
+            self._advance_recovery()
+
     def _advance_recovery(self) -> None:
-        """When all survivors have stopped and all successors' processes are up, settle the boundary."""
+        """When all have stopped, settle who has which seat; when all successors are up, settle the step."""
         recovery = self.state.recovery
-        if recovery is None or recovery.target is not None:
+        if recovery is None or recovery.target is not None or self.state.ended:
             return
-        survivors = set(self.state.seats) - set(recovery.ranks())
-        up = all(
-            slot in self.state.nodes[pair.joiner].processes
-            for pair in recovery.pairs
-            for slot in pair.ranks.values()
-        )
-        if up and set(recovery.committed) == survivors:
+        if not recovery.asked <= {*recovery.statements, *recovery.refusals}:
+            return
+        if not recovery.settled:
+            self._settle(recovery)
+        if self._place_lost(recovery) and all(map(self.state.process_at, recovery.places.values())):
             self._agree(recovery)
 
-    def _agree(self, recovery: Recovery) -> None:
-        target = max(recovery.committed.values())
-        for rank, committed in recovery.committed.items():
-            if committed != target and not (committed == target - 1 and rank in recovery.at_vote):
-                where = f"rank {rank} has committed {committed} steps, another {target}"
-                self._end("failed", 1, f"the survivors do not agree on a step: {where}")
-                return
-        failures = self.state.failures_at.get(target, 0) + 1
-        self.state.failures_at[target] = failures
-        if failures >= FAILURES_PER_STEP and not recovery.restarted:
-            self._end("failed", 1, f"ranks died {failures} times at step {target}, last: {recovery.how}")
-            return
-        recovery.target = target
-        recovery.agreed_at = self.now
-        survivors = sorted(recovery.committed)
-        serving: dict[int, list[int]] = {rank: [] for rank in survivors}
-        for number, rank in enumerate(sorted(recovery.ranks())):
-            serving[survivors[number % len(survivors)]].append(rank)
-        changes = {str(r): p.peer() for r, p in self._successors(recovery).items()}
-        for rank in survivors:
-            resolve = {"kind": "resolve", "epoch": recovery.epoch, "target": target, "changes": changes}
-            self._tell_rank(rank, {**resolve, "serve": serving[rank]})
-        self._note("resolve", epoch=recovery.epoch, step=target)
-
-    def _successors(self, recovery: Recovery) -> dict[int, Any]:
-        return {
-            rank: self.state.nodes[pair.joiner].processes[pair.ranks[rank]]
-            for rank, pair in recovery.ranks().items()
-        }
-
-    def _on_source_ready(self, given: Input) -> None:
-        """A survivor will serve the state of a dead rank: its successor can come for it."""
-        recovery = self._recovery_of(given)
-        if recovery is None or recovery.target is None:
-            return
-        rank = int(given["rank"])
-        pair = recovery.ranks()[rank]
-        changes = {str(r): p.peer() for r, p in self._successors(recovery).items()}
-        replace = {
-            "kind": "replace",
-            "epoch": recovery.epoch,
-            "rank": rank,
-            "world_size": self.state.plan.world_size,
-            "ranks_per_node": self.state.plan.ranks_per_node,
-            "peers": {**self.state.peers(), **changes},
-            "source": given["source"],
-            "target": recovery.target,
-        }
-        self._tell(pair.joiner, pair.ranks[rank], replace)
-
-    def _successor_resumed(self, recovery: Recovery, given: Input) -> None:
-        report = {"bytes": given.get("bytes", 0), "state_s": given.get("state_s", 0.0)}
-        recovery.resumed[int(given["rank"])] = report
-        if set(recovery.resumed) != set(recovery.ranks()):
-            return
+    def _settle(self, recovery: Recovery) -> None:
+        """Who sits where, now that everybody has spoken."""
         state = self.state
-        state.recovery = None
-        state.epoch = recovery.epoch
-        state.recoveries_done += 1
-        for pair in recovery.pairs:
-            dead, joiner = state.nodes[pair.leaver], state.nodes[pair.joiner]
-            joiner.standing = "active"
-            for rank, slot in pair.ranks.items():
-                state.seats[rank] = (pair.joiner, slot)
-            dead.dead = False
-            dead.failures += 1
-            if dead.agent_up:
-                dead.standing = "leaving"
-                self._emptied(dead)
-            else:
-                self._lost(dead)
-        self._note(
-            "recovered",
-            epoch=recovery.epoch,
-            step=recovery.target,
-            pairs=described(recovery.pairs),
-            bytes=max(report["bytes"] for report in recovery.resumed.values()),
-            state_s=max(report["state_s"] for report in recovery.resumed.values()),
-            seconds=self.now - recovery.started_at,
-        )
+        for joiner in sorted({place[0] for place in recovery.contested.values()}):
+            self._settle_joiner(recovery, joiner)
+        recovery.settled = True
+        for rank, seat in state.seats.items():
+            if seat not in recovery.statements:
+                recovery.lost[rank] = seat[0]
+                state.done.pop(rank, None)
+        seated = set(state.seats.values())
+        recovery.statements = {p: said for p, said in recovery.statements.items() if p in seated}
+
+    def _settle_joiner(self, recovery: Recovery, joiner: str) -> None:
+        """Either all ranks of a failed switch are on the joiner, or, if the leaver has them all, on the
+        leaver."""
+        state = self.state
+        ranks = {rank: place for rank, place in recovery.contested.items() if place[0] == joiner}
+        taken = {r for r, place in ranks.items() if place in recovery.statements}
+        kept = {r for r in ranks if state.seats[r] in recovery.statements}
+        if taken != set(ranks) and kept == set(ranks):
+            if taken:  # those that have gone ahead are not needed
+                self._ban(state.nodes[joiner])
+                self._tell(joiner, None, {"kind": "spawn"})
+            return
+        for rank in taken:
+            leaver = state.nodes[state.seats[rank][0]]
+            if leaver.name != joiner or state.seats[rank] != ranks[rank]:
+                self._tell_rank(rank, {"kind": "retire"})
+            state.seats[rank] = ranks[rank]
+            state.nodes[joiner].standing = "active"
+            if not state.ranks_on(leaver.name) and not leaver.dead:
+                leaver.standing = "leaving"
+                if not leaver.processes:
+                    self._emptied(leaver)
+        if taken:
+            self._note("moved_in_recovery", epoch=recovery.epoch, ranks=sorted(taken), joiner=joiner)
+
+    def _follows_the_step(self, recovery: Recovery, target: int) -> bool:
+        """The same step has killed ranks twice: a bug, bad data, out of memory. That must not eat the
+        standbys."""
+        crashed = [node.name for node in self.state.nodes.values() if node.crashed]
+        if not crashed:
+            return False
+        for name in crashed:
+            self.state.nodes[name].crashed = False  # counted once, however often the recovery begins again
+        count = self.state.failures_at.get(target, 0) + 1
+        self.state.failures_at = {target: count}
+        if count == 1:
+            self.state.crashes = [crash for crash in self.state.crashes if crash["node"] in crashed]
+        if count < self.state.plan.failures_per_step:
+            return False
+        self._end("failed", 1, f"ranks died {count} times at step {target}; {self._first_crash()}")
+        return True
+
+    def _first_crash(self) -> str:
+        """The rank that failed first, and the last line that it wrote."""
+        first = self.state.crashes[0]
+        words = [line for line in first["last_words"].splitlines() if line.strip()]
+        last = f": {words[-1].strip()[:300]}" if words else ""
+        ranks = ", ".join(map(str, first["ranks"]))
+        return f"first rank {ranks} on {first['node']} ({first['how']}){last}"
+
+    # ---- what takes too long ----
 
     def _on_recovery_expired(self, given: Input) -> None:
+        """Whoever has not stopped, or not resumed, in time is held for dead."""
         recovery = self._recovery_of(given)
         if recovery is None:
             return
-        silent = sorted(set(self.state.seats) - set(recovery.ranks()) - set(recovery.committed))
-        if silent:
-            names = sorted({self.state.seats[rank][0] for rank in silent})
-            self._end(
-                "failed", 1, f"ranks {silent} on {', '.join(names)} did not stop at epoch {recovery.epoch}"
-            )
-        else:
-            late = sorted(set(recovery.ranks()) - set(recovery.resumed))
-            self._end("failed", 1, f"ranks {late} did not resume at epoch {recovery.epoch}")
+        silent = recovery.asked - {*recovery.statements, *recovery.refusals}
+        late = {place for rank, place in recovery.places.items() if rank not in recovery.resumed}
+        if recovery.target is None:
+            late = silent or {place for place in late if self.state.process_at(place) is None}
+        places = sorted(late)
+        what = "stop" if silent else "start" if recovery.target is None else "resume"
+        names = sorted({name for name, _ in places})
+        how = f"ranks did not {what} in time at epoch {recovery.epoch} on {', '.join(names) or 'any node'}"
+        self._note("late", nodes=names, how=how)
+        for name in names:
+            node = self.state.nodes[name]
+            self._ban(node)
+            if self.state.ranks_on(name):
+                node.dead = True
+            else:
+                node.failures += 1
+                self._tell(name, None, {"kind": "spawn"})
+        self._recover(how)
+
+    def _repeat_recovery(self, node: Node) -> None:
+        """The node's agent has connected again: what it was told meanwhile may be lost."""
+        recovery = self.state.recovery
+        if recovery is None:
+            return
+        involved = {name for name, _ in {*recovery.asked, *recovery.places.values()}}
+        if node.name not in involved:
+            return
+        if recovery.target is not None:
+            self._recover(f"node {node.name} was away for a moment")
+            return
+        for place in sorted(recovery.asked):
+            if place[0] == node.name and place not in recovery.statements:
+                self._ask(recovery, place)

@@ -1,0 +1,241 @@
+"""Nodes and rank processes come and go: who has reported, who has a seat, what the end of a process means."""
+
+from __future__ import annotations
+
+from tm_slurm.coordinator.actions import Tell
+from tm_slurm.coordinator.deciding import Input
+from tm_slurm.coordinator.model import FAILURE_LIMIT, Node, Process
+from tm_slurm.coordinator.recovery import Recoveries
+
+
+class Membership(Recoveries):
+    """The part of the decisions that is about who is there."""
+
+    def _on_node_joined(self, given: Input) -> None:
+        node = self.state.nodes.get(given["node"])
+        if node is None or node.standing == "released":
+            self._tell(given["node"], None, {"kind": "exit", "reason": "not a node of this job"})
+            return
+        node.agent_up = True
+        if node.standing == "lost" or (node.dead and node.banned):
+            self._tell(node.name, None, {"kind": "kill"})  # what still runs there belongs to the past
+        if node.standing == "lost":
+            node.standing = "leaving"
+            self._emptied(node)
+        self._repeat_to(node)
+        self._repeat_recovery(node)
+        self._advance_recovery()
+
+    def _repeat_to(self, node: Node) -> None:
+        """Say again what concerns a node whose agent has (re)connected, perhaps to a new leader that only has
+        the journal. Every receiver takes a repeated message as one."""
+        before = len(self.actions)
+        for rank in self.state.ranks_on(node.name) if self.state.started else ():
+            self._tell_rank(rank, {"kind": "finish"} if self.state.finishing else self._assignment(rank))
+        if node.standing == "standby" and node.notice is None:
+            for process in node.processes.values():
+                process.wanted_warm = None
+            self._warm_standby(node)
+        elif node.standing == "leaving":
+            self._leave(node)
+        self._repeat_move()
+        concerns = [a for a in self.actions[before:] if not isinstance(a, Tell) or a.node == node.name]
+        self.actions[before:] = concerns
+
+    def _on_process_ready(self, given: Input) -> None:
+        node = self.state.nodes[given["node"]]
+        slot = int(given["slot"])
+        known = node.processes.get(slot)
+        if known is not None and known.incarnation == given["incarnation"]:
+            return
+        if int(given["incarnation"]) in node.banned:
+            self._tell(node.name, None, {"kind": "kill"})
+            return
+        node.processes[slot] = Process(slot, int(given["incarnation"]), given["host"], int(given["port"]))
+        if not self.state.started:
+            self._start_if_ready()
+        if node.standing == "standby":
+            self._warm_standby(node)
+        elif node.standing == "leaving":
+            self._tell(node.name, slot, {"kind": "retire"})
+        self._advance_recovery()
+
+    def _on_start_expired(self, given: Input) -> None:
+        """Somebody on an active seat has not come; a standby that has takes its place."""
+        if self.state.started:
+            return
+        for rank in sorted(self.state.seats):
+            name, _ = self.state.seats[rank]
+            missing = self.state.nodes[name]
+            if self._all_ready(missing):
+                continue
+            substitute = next(
+                (n for n in self._standbys_by_preference() if self._all_ready(n)),
+                None,
+            )
+            if substitute is None:
+                self._end("failed", 1, f"node {name} did not start within the limit and no standby is ready")
+                return
+            for seat, slot in self.state.ranks_on(name).items():
+                self.state.seats[seat] = (substitute.name, slot)
+            missing.standing, substitute.standing = "lost", "expected"
+            self._note("substituted", node=name, by=substitute.name)
+        self._start_if_ready()
+
+    def _start_if_ready(self) -> None:
+        state = self.state
+        seated = {name for name, _ in state.seats.values()}
+        if not all(self._all_ready(state.nodes[name]) for name in seated):
+            return
+        state.started = True
+        for name in seated:
+            state.nodes[name].standing = "active"
+        for rank in state.seats:
+            self._tell_rank(rank, self._assignment(rank))
+        self._note("started", world_size=state.plan.world_size, nodes=sorted(seated))
+
+    def _assignment(self, rank: int) -> Input:
+        """Whoever already has a rank takes no notice of it."""
+        plan = self.state.plan
+        return {
+            "kind": "assign",
+            "rank": rank,
+            "world_size": plan.world_size,
+            "ranks_per_node": plan.ranks_per_node,
+            "epoch": self.state.epoch,
+            "peers": self.state.peers(),
+        }
+
+    def _all_ready(self, node: Node) -> bool:
+        return node.agent_up and len(node.processes) == self.state.plan.ranks_per_node
+
+    def _on_process_warm(self, given: Input) -> None:
+        process = self._known(given)
+        if process is None:
+            return
+        process.warm_for = int(given["rank"])
+        self._note("warm", node=given["node"], rank=given["rank"], seconds=given.get("seconds"))
+        self._advance_move()
+
+    def _on_process_exited(self, given: Input) -> None:
+        node = self.state.nodes[given["node"]]
+        slot, incarnation = int(given["slot"]), int(given["incarnation"])
+        if incarnation <= node.ended.get(slot, -1):
+            return  # told again
+        node.ended[slot] = incarnation
+        process = self._known(given)
+        if process is None:
+            self._unheard_exit(node, given)
+            return
+        del node.processes[process.slot]
+        if node.standing in ("active", "expected"):
+            self._active_exit(node, given, process.slot)
+        elif node.standing == "standby":
+            self._standby_exit(node, given)
+        if node.standing == "leaving" and not node.processes:
+            self._emptied(node)
+
+    def _unheard_exit(self, node: Node, given: Input) -> None:
+        """A process has ended before it ever reported; the end of one that was replaced is no news."""
+        if int(given["slot"]) in node.processes or self.state.finishing:
+            return
+        if int(given["incarnation"]) in node.banned:
+            node.banned.discard(int(given["incarnation"]))
+            return
+        if self._successor_died(node, int(given["slot"]), given):
+            return
+        if node.standing == "expected" and not self.state.started:
+            how = f"ended with {given['how']} before it called tm_slurm.run"
+            log = given.get("log", "none")
+            self._end(
+                "failed",
+                1,
+                f"the rank process in slot {given['slot']} of node {node.name} {how}; its log: {log}",
+            )
+        elif node.standing == "standby":
+            self._standby_exit(node, given)
+
+    def _active_exit(self, node: Node, given: Input, slot: int) -> None:
+        if self.state.finishing:
+            if given["code"] != 0:
+                self._end("failed", 1, f"a rank on {node.name} ended with {given['how']}; {_log(given)}")
+            else:
+                self._complete_if_all_have_ended()
+        elif not self.state.started:
+            self._end("failed", 1, f"a rank on {node.name} ended with {given['how']}; {_log(given)}")
+        elif self._successor_died(node, slot, given):
+            pass
+        elif (node.name, slot) in self.state.seats.values():
+            ranks = ", ".join(map(str, sorted(self.state.ranks_on(node.name))))
+            how = f"rank {ranks} on {node.name} ended with {given['how']}; {_log(given)}"
+            self._ranks_died(node, how, crashed=given)
+
+    def _successor_died(self, node: Node, slot: int, given: Input) -> bool:
+        """Whether it was one that was to take a lost rank on an active node: then the recovery begins
+        again."""
+        recovery = self.state.recovery
+        if recovery is None or node.standing != "active" or (node.name, slot) not in recovery.places.values():
+            return False
+        node.failures += 1
+        self._recover(
+            f"the new process in slot {slot} of {node.name} ended with {given['how']}; {_log(given)}"
+        )
+        return True
+
+    def _complete_if_all_have_ended(self) -> None:
+        if not any(self.state.nodes[name].processes for name, _ in self.state.seats.values()):
+            self._end("completed", 0, "all ranks have finished")
+
+    def _standby_exit(self, node: Node, given: Input) -> None:
+        if self.state.finishing:
+            return
+        node.failures += 1
+        self._note("standby_died", node=node.name, how=given["how"], log=given.get("log", "none"))
+        if node.notice is None and node.failures <= FAILURE_LIMIT:
+            self._tell(node.name, None, {"kind": "spawn"})
+        self._joiner_gone(node.name, f"standby {node.name} ended with {given['how']}")
+
+    def _on_node_lost(self, given: Input) -> None:
+        """A node's agent is gone without having been told to go."""
+        node = self.state.nodes[given["node"]]
+        was = node.standing
+        if was in ("released", "lost") or not node.agent_up:
+            return
+        node.agent_up = False
+        node.vault = None
+        self._ban(node)
+        self._note("node_lost", node=node.name, reason=given.get("reason", ""))
+        how = f"node {node.name} was lost: {given.get('reason', '')}"
+        if was in ("active", "expected") and self.state.ranks_on(node.name):
+            if self.state.finishing:
+                self._lost(node)
+                self._complete_if_all_have_ended()
+            elif self.state.started:
+                self._ranks_died(node, how)
+            else:
+                self._end("failed", 1, how)
+            return
+        self._lost(node)
+        self._joiner_gone(node.name, how)
+        if not self.state.ended:
+            self._assign_duties()
+
+    def _on_process_unwell(self, given: Input) -> None:
+        """A rank process is in a state that may pass or may not: people should know."""
+        self._note("unwell", node=given["node"], slot=given["slot"], how=given["how"])
+
+    def _on_process_stopped(self, given: Input) -> None:
+        """A rank process is there and does not run."""
+        node = self.state.nodes[given["node"]]
+        if self._known(given) is None or self.state.finishing:
+            return
+        how = f"slot {given['slot']} on {node.name} is {given['how']}"
+        if node.standing == "active" and self.state.started:
+            self._ranks_died(node, how)
+        elif node.standing == "standby":
+            self._ban(node)
+            self._standby_exit(node, given)
+
+
+def _log(given: Input) -> str:
+    return f"its log: {given.get('log', 'none')}"

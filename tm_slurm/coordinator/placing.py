@@ -1,0 +1,131 @@
+"""Where lost ranks go on: on a standby; where they were, if their node is well itself; else by the policies
+for want of standbys, in the order of the config.
+
+wait        survivors stay stopped until a node comes, for a limited time
+double-up   a surviving node hosts the lost ranks as well: slower, the same bits; moved out when a node comes
+requeue     the job goes back into the queue, and goes on from its newest checkpoint
+fail        the job ends
+"""
+
+from __future__ import annotations
+
+from tm_slurm.coordinator.deciding import Input
+from tm_slurm.coordinator.model import Node, Recovery
+from tm_slurm.coordinator.moves import Moves
+
+
+class Placing(Moves):
+    """The part of the decisions that finds places for ranks without a process."""
+
+    def _place_lost(self, recovery: Recovery) -> bool:
+        """Give every lost rank a place. False when it cannot be done now: it is waited, or the job ends."""
+        parties = self._unplaced(recovery)
+        for node, ranks in list(parties):
+            self._place_on_standby(recovery, node, ranks)
+        for node, ranks in self._unplaced(recovery):
+            self._place_where_they_were(recovery, node, ranks)
+        for choice in self.state.plan.on_no_standby:
+            if not self._unplaced(recovery):
+                break
+            if choice == "wait" and self._waits(recovery):
+                return False
+            if choice == "double-up":
+                self._double_up(recovery)
+            elif choice in ("requeue", "fail"):
+                self._give_up(recovery, choice)
+                return False
+        if self._unplaced(recovery):
+            self._give_up(recovery, "fail")
+            return False
+        self._prepare_successors(recovery)
+        return True
+
+    def _unplaced(self, recovery: Recovery) -> list[tuple[str, list[int]]]:
+        """By node: the lost ranks without a place, as many as a node has slots."""
+        by_node: dict[str, list[int]] = {}
+        for rank, node in sorted(recovery.lost.items()):
+            if rank not in recovery.places:
+                by_node.setdefault(node, []).append(rank)
+        size = self.state.plan.ranks_per_node
+        return [(n, r[i : i + size]) for n, r in by_node.items() for i in range(0, len(r), size)]
+
+    def _place_on_standby(self, recovery: Recovery, node: str, ranks: list[int]) -> None:
+        taken = {name for name, _ in recovery.places.values()}
+        free = [n for n in self._standbys_by_preference() if n.name not in taken and not n.dead]
+        candidates = {place[0] for rank, place in recovery.contested.items() if rank in ranks}
+        free.sort(key=lambda n: (n.name not in candidates, not self._warms_for(n, ranks)))
+        if free:
+            for rank, slot in self._slots_for(ranks).items():
+                recovery.places[rank] = (free[0].name, slot)
+
+    def _warms_for(self, node: Node, ranks: list[int]) -> bool:
+        return all(
+            (process := node.processes.get(slot)) is not None and process.wanted_warm == rank
+            for rank, slot in self._slots_for(ranks).items()
+        )
+
+    def _place_where_they_were(self, recovery: Recovery, name: str, ranks: list[int]) -> None:
+        """The node has lost its rank processes and is well itself: they are started there again."""
+        node = self.state.nodes[name]
+        if not node.well() or node.notice is not None:
+            return
+        for rank in ranks:
+            recovery.places[rank] = self.state.seats[rank]
+        self._note("restart", node=name, ranks=ranks)
+        self._spawn_for(recovery, name, ranks)
+
+    def _double_up(self, recovery: Recovery) -> None:
+        for _, ranks in self._unplaced(recovery):
+            hosts = [
+                n
+                for n in self.state.nodes.values()
+                if n.standing == "active" and n.well() and not n.dead and n.notice is None
+            ]
+            if not hosts:
+                return
+            load = {n.name: len(self.state.ranks_on(n.name)) for n in hosts}
+            for place in recovery.places.values():
+                if place[0] in load:
+                    load[place[0]] += 1
+            host = min(hosts, key=lambda n: (load[n.name], n.name))
+            used = [*self.state.ranks_on(host.name).values(), *host.processes]
+            used += [slot for name, slot in recovery.places.values() if name == host.name]
+            first = max([self.state.plan.ranks_per_node - 1, *used]) + 1
+            for number, rank in enumerate(ranks):
+                recovery.places[rank] = (host.name, first + number)
+            self._note("double_up", node=host.name, ranks=ranks)
+            self._spawn_for(recovery, host.name, ranks)
+
+    def _spawn_for(self, recovery: Recovery, name: str, ranks: list[int]) -> None:
+        self._tell(name, None, {"kind": "spawn", "slots": [recovery.places[rank][1] for rank in ranks]})
+
+    def _waits(self, recovery: Recovery) -> bool:
+        """Whether there is still time for a node to come."""
+        if recovery.waiting_since is None:
+            recovery.waiting_since = self.now
+            nodes = ", ".join(node for node, _ in self._unplaced(recovery))
+            limit = self.state.plan.refill_wait_s
+            self._note("waiting", node=nodes, why=f"no standby is left; waiting {limit:g} s for one")
+        return self.now - recovery.waiting_since < self.state.plan.refill_wait_s
+
+    def _give_up(self, recovery: Recovery, choice: str) -> None:
+        nodes = ", ".join(sorted({node for node, _ in self._unplaced(recovery)}))
+        verdict = "requeue" if choice == "requeue" else "failed"
+        self._end(verdict, 1, f"no standby is left for {nodes}: {recovery.how}")
+
+    def _prepare_successors(self, recovery: Recovery) -> None:
+        """Have those that are up build the role that they will need, while the survivors are still
+        stopping."""
+        for rank, place in recovery.places.items():
+            process = self.state.process_at(place)
+            if process is not None and process.wanted_warm != rank and recovery.source != "anew":
+                self._want_warm(self.state.nodes[place[0]], place[1], rank)
+
+    def _on_refill_expired(self, given: Input) -> None:
+        """Time is over for the policy `wait`; the next one has its turn."""
+        if self.state.recovery is not None:
+            self._advance_recovery()
+
+    def _advance_recovery(self) -> None:
+        """Go on with the recovery in flight, if what it waits for is there."""
+        raise NotImplementedError

@@ -1,0 +1,235 @@
+"""At which step all go on, and where the lost ranks' state comes from (design "The step, the vote").
+
+The boundary is the furthest that any survivor has committed. Whoever has committed it discards what it did
+since and does that step again. Whoever stands at the vote before it applies: somebody saw that vote succeed,
+so every rank, the lost ones included, had finished its gradients.
+
+State comes from, in this order:
+
+replicas    a survivor with the same parameters and optimizer state serves them; the rank's private state
+            comes from its buddy
+snapshot    everybody goes back to the newest complete one
+checkpoint  everybody goes back to it
+anew        nobody has committed anything yet: everybody builds again
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tm_slurm.coordinator.deciding import Input
+from tm_slurm.coordinator.model import Recovery, Statement
+from tm_slurm.coordinator.placing import Placing
+
+
+class Resolving(Placing):
+    """The part of the decisions from "all have stopped" to "all go on"."""
+
+    def _agree(self, recovery: Recovery) -> None:
+        survivors = recovery.survivors()
+        target = max((said.committed for said in survivors.values()), default=0)
+        if self._follows_the_step(recovery, target):
+            return
+        problem = self._why_not_at(target, survivors) or self._why_no_replica(recovery, survivors, target)
+        back_to: dict[str, Any] | None = None
+        if problem:
+            back_to = self._to_go_back_to(recovery, survivors, target)
+            if back_to is None:
+                verdict = "requeue" if "requeue" in self.state.plan.on_no_standby else "failed"
+                self._end(verdict, 1, f"{problem}, and there is no snapshot or checkpoint: {recovery.how}")
+                return
+            target = int(back_to["step"])
+            self._rolled_back(target)
+        recovery.source = "replicas" if back_to is None else str(back_to["source"])
+        recovery.target = target
+        recovery.agreed_at = self.now
+        self._note("resolve", epoch=recovery.epoch, step=target, source=recovery.source, why=problem)
+        self._tell_survivors(recovery, survivors, target, back_to)
+        if back_to is not None:
+            for rank in recovery.places:
+                self._tell_successor(recovery, rank, None, self._part_for(rank, back_to))
+        self._finish_recovery(recovery)
+
+    def _why_not_at(self, target: int, survivors: dict[int, Statement]) -> str:
+        for rank, said in survivors.items():
+            if not said.begun:
+                return f"rank {rank} had not begun"
+            if said.torn:
+                return f"rank {rank} failed while it applied step {said.committed}"
+            if said.committed != target and not (said.committed == target - 1 and said.at_vote):
+                return f"rank {rank} has committed {said.committed} steps, another {target}"
+        return "" if survivors else "no rank has survived"
+
+    def _why_no_replica(self, recovery: Recovery, survivors: dict[int, Statement], target: int) -> str:
+        for rank in recovery.lost:
+            if not self._replicas_of(rank, target) & set(survivors):
+                return f"no replica of rank {rank} has survived"
+            if not any(min(said.wards.get(rank, [target + 1])) <= target for said in survivors.values()):
+                return f"nobody keeps the private state of rank {rank}"
+        return ""
+
+    def _to_go_back_to(
+        self, recovery: Recovery, survivors: dict[int, Statement], target: int
+    ) -> dict[str, Any] | None:
+        state = self.state
+        snapshot, checkpoint = state.snapshot, state.checkpoint
+        base = checkpoint.step if checkpoint is not None else 0
+        if survivors and target <= base + 1:  # nothing is lost by beginning again
+            source = "checkpoint" if checkpoint is not None else "anew"
+            return {"source": source, "step": base, "again": True}
+        if snapshot is not None and self._snapshot_is_whole(recovery, survivors):
+            return {"source": "snapshot", "step": snapshot.step}
+        if checkpoint is not None:
+            return {"source": "checkpoint", "step": checkpoint.step}
+        return None
+
+    def _snapshot_is_whole(self, recovery: Recovery, survivors: dict[int, Statement]) -> bool:
+        snapshot = self.state.snapshot
+        assert snapshot is not None
+        for rank in self.state.seats:
+            if rank in survivors and snapshot.step in survivors[rank].snapshots:
+                continue
+            keeper = self.state.nodes.get(snapshot.where.get(rank, ""))
+            if keeper is None or not keeper.agent_up or keeper.vault is None:
+                return False
+        return True
+
+    def _rolled_back(self, step: int) -> None:
+        """Steps from here on will be done again."""
+        self.state.snapshot_in_work = self.state.checkpoint_in_work = None
+        for done in [rank for rank, told in self.state.done.items() if told["step"] > step]:
+            del self.state.done[done]
+
+    def _part_for(self, rank: int, back_to: dict[str, Any]) -> dict[str, Any]:
+        snapshot = self.state.snapshot
+        if back_to["source"] != "snapshot" or snapshot is None:
+            return back_to
+        keeper = self.state.nodes[snapshot.where[rank]]
+        return {**back_to, "vault": keeper.vault if keeper.agent_up else None}
+
+    # ---- all go on ----
+
+    def _tell_survivors(
+        self,
+        recovery: Recovery,
+        survivors: dict[int, Statement],
+        target: int,
+        back_to: dict[str, Any] | None,
+    ) -> None:
+        serving: dict[int, list[int]] = {rank: [] for rank in survivors}
+        if back_to is None:
+            for rank in sorted(recovery.lost):
+                replicas = self._replicas_of(rank, target) & set(survivors)
+                serving[min(replicas, key=lambda r: (len(serving[r]), r))].append(rank)
+        for rank in sorted(survivors):
+            resolve = {
+                "kind": "resolve",
+                "epoch": recovery.epoch,
+                "target": target,
+                "changes": self._changed_peers(recovery),
+                "peers": self._peers_after(recovery),
+                "serve": serving[rank],
+            }
+            if back_to is not None:
+                resolve["back_to"] = self._part_for(rank, back_to)
+            self._tell_rank(rank, resolve)
+
+    def _changed_peers(self, recovery: Recovery) -> dict[str, list[Any]]:
+        """rank → the address of every rank that has, or may have been thought to have, another process."""
+        changes = {}
+        for rank in {*recovery.places, *recovery.contested}:
+            process = self.state.process_at(recovery.places.get(rank, self.state.seats[rank]))
+            if process is not None:
+                changes[str(rank)] = process.peer()
+        return changes
+
+    def _peers_after(self, recovery: Recovery) -> dict[str, list[Any]]:
+        return {**self.state.peers(), **self._changed_peers(recovery)}
+
+    def _on_source_ready(self, given: Input) -> None:
+        """A survivor will serve the state of a lost rank: its successor can come for it."""
+        recovery = self._recovery_of(given)
+        if recovery is not None and recovery.target is not None and int(given["rank"]) in recovery.places:
+            self._tell_successor(recovery, int(given["rank"]), given["source"], None)
+
+    def _tell_successor(
+        self, recovery: Recovery, rank: int, source: list[Any] | None, back_to: dict[str, Any] | None
+    ) -> None:
+        node, slot = recovery.places[rank]
+        replace = {
+            "kind": "replace",
+            "epoch": recovery.epoch,
+            "rank": rank,
+            "world_size": self.state.plan.world_size,
+            "ranks_per_node": self.state.plan.ranks_per_node,
+            "peers": self._peers_after(recovery),
+            "target": recovery.target,
+        }
+        if source is not None:
+            replace["source"] = source
+        if back_to is not None:
+            replace["back_to"] = back_to
+        self._tell(node, slot, replace)
+
+    def _successor_resumed(self, recovery: Recovery, given: Input) -> None:
+        rank = int(given["rank"])
+        times = {key: float(given[key]) for key in given if key.endswith("_s")}
+        recovery.resumed[rank] = {
+            "bytes": given.get("bytes", 0),
+            **times,
+            "told_after_s": self.now - recovery.agreed_at,
+        }
+        self._finish_recovery(recovery)
+
+    def _finish_recovery(self, recovery: Recovery) -> None:
+        """When every lost rank goes on somewhere, the recovery is over."""
+        if set(recovery.resumed) != set(recovery.places):
+            return
+        state = self.state
+        state.recovery = None
+        state.epoch = recovery.epoch
+        state.recoveries_done += 1
+        pairs = self._described(recovery)
+        for rank, place in recovery.places.items():
+            state.seats[rank] = place
+            state.nodes[place[0]].standing = "active"
+        state.accusations.clear()
+        self._note(
+            "recovered",
+            epoch=recovery.epoch,
+            step=recovery.target,
+            source=recovery.source,
+            pairs=pairs,
+            bytes=max((report["bytes"] for report in recovery.resumed.values()), default=0),
+            state_s=max((report.get("state_s", 0.0) for report in recovery.resumed.values()), default=0.0),
+            started_at=recovery.started_at,
+            agreed_at=recovery.agreed_at,
+            resumed={str(rank): report for rank, report in recovery.resumed.items()},
+            seconds=self.now - recovery.started_at,
+        )
+        for node in list(state.nodes.values()):
+            if node.dead:
+                self._bury(node)
+        self._assign_duties()
+
+    def _described(self, recovery: Recovery) -> list[dict[str, Any]]:
+        """Who took whose ranks, as the timeline shows it."""
+        pairs: dict[tuple[str, str], list[int]] = {}
+        for rank, (joiner, _) in sorted(recovery.places.items()):
+            pairs.setdefault((recovery.lost[rank], joiner), []).append(rank)
+        return [
+            {"leaver": leaver, "joiner": joiner, "ranks": ranks} for (leaver, joiner), ranks in pairs.items()
+        ]
+
+    # ---- what the other parts do ----
+
+    def _recovery_of(self, given: Input) -> Recovery | None:
+        recovery = self.state.recovery
+        return recovery if recovery is not None and recovery.epoch == given["epoch"] else None
+
+    def _follows_the_step(self, recovery: Recovery, target: int) -> bool:
+        """Whether it is the step itself that kills ranks; the job has ended then."""
+        raise NotImplementedError
+
+    def _bury(self, dead: Any) -> None:
+        raise NotImplementedError

@@ -1,0 +1,138 @@
+"""What is kept in case that a rank is lost without a replica: snapshots in the memory of another node's
+agent, and checkpoints on disk (design "Unplanned failure").
+
+duties      each rank is told where its snapshots go, and whether it writes checkpoints for its replicas
+*_stored    a rank's part has arrived; when all have, the whole can be gone back to, and the next may begin
+"""
+
+from __future__ import annotations
+
+from tm_slurm.coordinator.actions import Publish
+from tm_slurm.coordinator.deciding import Input
+from tm_slurm.coordinator.leaving import Leaving
+from tm_slurm.coordinator.model import Node, Stored
+
+AFTER_THE_FIRST = 1 << 62
+"""As a step: when everything has been stepped that ever will be."""
+
+
+class Storing(Leaving):
+    """The part of the decisions that is about states to go back to."""
+
+    def _on_vault(self, given: Input) -> None:
+        """An agent keeps snapshots from now on."""
+        self.state.nodes[given["node"]].vault = [str(given["host"]), int(given["port"])]
+        self._assign_duties()
+
+    def _on_replica_key(self, given: Input) -> None:
+        """Told before the first step, and after it, when optimizers have their state."""
+        state = self.state
+        state.replica_keys.setdefault(int(given["rank"]), {})[int(given["step"])] = str(given["key"])
+        if all(len(state.replica_keys.get(rank, {})) > 1 for rank in state.seats):
+            self._assign_duties()
+
+    def _replicas_of(self, rank: int, step: int) -> set[int]:
+        """The other ranks with the same parameters and optimizer state as this one has after `step` steps."""
+        keys = self.state.replica_keys
+        own = keys.get(rank, {})
+        replicas = set()
+        for other, theirs in keys.items():
+            common = set(own) & set(theirs)
+            if other == rank or not common or own[max(common)] != theirs[max(common)]:
+                continue
+            if max(common) >= min(step, max(theirs)):
+                replicas.add(other)
+        return replicas
+
+    def _needs_snapshots(self) -> bool:
+        """Whether the loss of some node would lose parameters that no other node has."""
+        state = self.state
+        if not all(len(state.replica_keys.get(rank, {})) > 1 for rank in state.seats):
+            return False
+        return any(
+            all(state.seats[other][0] == node for other in self._replicas_of(rank, AFTER_THE_FIRST))
+            for rank, (node, _) in state.seats.items()
+        )
+
+    def _assign_duties(self) -> None:
+        """Tell the ranks whose vault has changed; all of them when it is first known who has replicas."""
+        state = self.state
+        if not state.started or state.finishing:
+            return
+        wanted = self._needs_snapshots()
+        for rank in sorted(state.seats):
+            keeper = self._keeper_for(state.seats[rank][0])
+            duties = {
+                "kind": "duties",
+                "vault": keeper.vault if keeper is not None else None,
+                "keeper": keeper.name if keeper is not None else None,
+                "writes": all(other > rank for other in self._replicas_of(rank, AFTER_THE_FIRST)),
+                "snapshots": wanted,
+            }
+            told = repr((duties, state.seats[rank]))
+            if state.duties.get(rank) != told:
+                state.duties[rank] = told
+                self._tell_rank(rank, duties)
+
+    def _keeper_for(self, name: str) -> Node | None:
+        """The next node of the job, around the ring, that can keep what a rank on `name` has."""
+        order = self.state.plan.order
+        at = order.index(name)
+        ring = [self.state.nodes[other] for other in order[at + 1 :] + order[:at]]
+        able = [n for n in ring if n.agent_up and n.vault is not None and n.notice is None and not n.dead]
+        able.sort(key=lambda n: n.standing not in ("active", "standby"))
+        return able[0] if able else None
+
+    # ---- parts arrive ----
+
+    def _on_snapshot_stored(self, given: Input) -> None:
+        state = self.state
+        done = self._arrived(state.snapshot_in_work, state.snapshot, given)
+        if done is None:
+            return
+        state.snapshot_in_work = done
+        if set(done.where) == set(state.seats):
+            state.snapshot, state.snapshot_in_work = done, None
+            for rank in state.seats:
+                self._tell_rank(rank, {"kind": "snapshot_complete", "step": done.step})
+            for name in sorted(set(done.where.values())):
+                self._tell(name, None, {"kind": "keep", "step": done.step})
+
+    def _on_checkpoint_written(self, given: Input) -> None:
+        state = self.state
+        done = self._arrived(state.checkpoint_in_work, state.checkpoint, given)
+        if done is None:
+            return
+        state.checkpoint_in_work = done
+        if set(done.where) == set(state.seats):
+            self.actions.append(Publish(done.step))
+
+    def _arrived(self, in_work: Stored | None, newest: Stored | None, given: Input) -> Stored | None:
+        """The state in work with this part in it; None when the part is of no use any more."""
+        step, epoch = int(given["step"]), int(given["epoch"])
+        if epoch != self.state.epoch or self.state.recovery is not None:
+            return None
+        if newest is not None and step <= newest.step:
+            return None
+        if in_work is None or in_work.step < step or in_work.epoch != epoch:
+            in_work = Stored(step, epoch)
+        if in_work.step == step:
+            in_work.where[int(given["rank"])] = str(given.get("keeper", ""))
+        return in_work
+
+    def _on_checkpoint_published(self, given: Input) -> None:
+        state = self.state
+        state.checkpoint = Stored(int(given["step"]), state.epoch)
+        state.checkpoint_in_work = None
+        self._note("checkpoint", step=given["step"], path=given["path"])
+        self._tell_rank(0, {"kind": "checkpoint_complete", "step": int(given["step"])})
+        if state.stopping:
+            self._end("requeue", 1, f"{state.stopping}; checkpoint at step {given['step']}")
+
+    def _on_checkpoint_failed(self, given: Input) -> None:
+        """Training goes on; what was written before stays the newest."""
+        self.state.checkpoint_in_work = None
+        self._note("checkpoint_failed", step=given.get("step"), why=given["why"])
+        self._tell_rank(0, {"kind": "checkpoint_complete", "step": -1})
+        if self.state.stopping:
+            self._end("requeue", 1, f"{self.state.stopping}; the last checkpoint failed: {given['why']}")
