@@ -164,7 +164,7 @@ def test_objects_and_generators_come_back() -> None:
     def draw() -> list[Any]:
         order = state["data"].order.tolist()
         drawn = [state["data"].rng.random(), torch.rand(2, generator=state["noise"]).tolist()]
-        return [order, *drawn, state["numpy"].random(), torch.rand(2).tolist(), np.random.rand()]  # noqa: NPY002
+        return [order, *drawn, state["numpy"].random(), torch.rand(2).tolist(), np.random.rand()]
 
     before = draw()
     state["data"].rng.shuffle(state["data"].order)

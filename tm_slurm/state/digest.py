@@ -49,7 +49,8 @@ def _numbers_only(tree: Json) -> Json:
 
 
 def canonical(tree: Json) -> Json:
-    """The tree of a value, the same for equal values: without the order of dictionaries and the numbers of tensors."""
+    """The tree of a value without the order of dictionaries and the numbers of tensors: the same for equal
+    values."""
     if isinstance(tree, list):
         return [canonical(item) for item in tree]
     if not isinstance(tree, dict):

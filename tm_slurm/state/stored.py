@@ -1,8 +1,8 @@
-"""A rank's whole state at a step boundary, in host memory: what a snapshot is and what a checkpoint is made of.
+"""A rank's whole state at a step boundary, in host memory: what snapshots and checkpoints are made of.
 
-    stored = pack(state, step)                  # at a boundary: one copy of every tensor, nothing on the device
-    stored = pack(state, step + 10, into=stored)         # the same memory again
-    step = unpack(state, stored)                # everything as it was then, in place
+    stored = pack(state, step)                      at a boundary: one copy of every tensor, to host memory
+    stored = pack(state, step + 10, into=stored)    the same memory again
+    step = unpack(state, stored)                    everything as it was then, in place
 
 As bytes: `head()`, JSON with all that is not a tensor and with what the rest means; then the blob, cut in
 blocks (`blocks()`), each with its xxh3 checksum; `read_head` makes the memory for a blob that is to come.

@@ -121,8 +121,10 @@ def _narrowed_for_writing(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shard_of(whole: torch.Tensor) -> list[Any] | None:
-    """Which part of the whole tensor a DTensor holds here, JSON-safe: its global shape and, per dimension of the
-    mesh that it is not replicated over, placement, coordinate and size. None for any other tensor."""
+    """Which part of the whole tensor a DTensor holds here, JSON-safe; None for any other tensor.
+
+    Its global shape and, per dimension of the mesh that it is not replicated over: placement, coordinate,
+    size."""
     mesh, placements = getattr(whole, "device_mesh", None), getattr(whole, "placements", None)
     if mesh is None or placements is None:
         return None
