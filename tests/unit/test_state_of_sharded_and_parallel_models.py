@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from state_examples import move
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from tm_slurm.state import StateRefused, capture, digest
+from tm_slurm.state import StateRefused, capture, digest, pack, replica_key, unpack
 
 torch.set_num_threads(1)
 
@@ -97,3 +98,47 @@ def test_names_do_not_depend_on_the_parallel_wrapper() -> None:
 def test_a_sharded_model_does_not_go_into_a_plain_one() -> None:
     with pytest.raises(StateRefused, match=r"model/0\.weight: dtensor at the sender, a plain tensor here"):
         move(stepped(sharded(1), 0), stepped(plain(1), 0))
+
+
+def zero(seed: int, steps: int, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+    """A rank's part of a model whose optimizer state is spread over the ranks; the others only pretend."""
+    if world_size > 1:
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=world_size)
+    model = plain(seed)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    state = {"model": model, "optimizer": optimizer}
+    for number in range(steps):
+        step(state, torch.full((4, 16), 0.1 + number))
+    return state
+
+
+@pytest.mark.parametrize("shadow_steps", [0, 1])
+@pytest.mark.parametrize("way", ["moved", "stored"])
+def test_the_state_of_a_shared_out_optimizer_comes_along(shadow_steps: int, way: str) -> None:
+    leaver, joiner = zero(1, 3), zero(2, shadow_steps)
+    leaver["optimizer"].param_groups[0]["lr"] = 0.02
+    assert any("exp_avg" in named.name for named in capture(leaver, 0).tensors)
+    if way == "moved":
+        move(leaver, joiner)
+    else:
+        unpack(joiner, pack(leaver, 3))
+    assert digest(leaver) == digest(joiner)
+    data = torch.randn(4, 16)
+    step(leaver, data), step(joiner, data)
+    assert digest(leaver) == digest(joiner)
+
+
+def test_parts_of_a_shared_out_optimizer_are_no_replicas() -> None:
+    keys = [[replica_key(zero(1, steps, rank, 2)) for rank in (0, 1)] for steps in (0, 2)]
+    assert keys[0][0] == keys[0][1]  # nothing has been shared out yet
+    assert keys[1][0] != keys[1][1]
+
+
+def test_a_shared_out_optimizer_does_not_go_into_a_plain_one() -> None:
+    with pytest.raises(StateRefused, match=r"optimizer: one that shares out the work \(ZeRO\) at the sender"):
+        move(zero(1, 0), stepped(plain(1), 0))
+    with pytest.raises(
+        StateRefused, match=r"optimizer: none that shares out the work \(ZeRO\) at the sender"
+    ):
+        move(stepped(plain(1), 0), zero(1, 0))

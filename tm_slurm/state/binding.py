@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tm_slurm.state.capture import NamedTensor, Snapshot, capture
-from tm_slurm.state.entries import MODULE, OPTIMIZER, state_entries
+from tm_slurm.state.entries import MODULE, OPTIMIZER, inner_optimizer, state_entries
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.layout import Layout, Piece
 from tm_slurm.state.tensors import same_memory_key
@@ -148,10 +148,14 @@ def _check_ties(layout: Layout, found: list[tuple[torch.Tensor, torch.Tensor] | 
 
 
 def _parameters(state: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
+    optimizers = {key: value for key, kind, value in state_entries(state) if kind == OPTIMIZER}
+    for key, value in list(optimizers.items()):
+        inner = inner_optimizer(value)
+        if inner is not None:
+            optimizers[f"{key}/inner"] = inner
     return {
         key: [parameter for group in value.param_groups for parameter in group["params"]]
-        for key, kind, value in state_entries(state)
-        if kind == OPTIMIZER
+        for key, value in optimizers.items()
     }
 
 

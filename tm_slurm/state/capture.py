@@ -15,6 +15,7 @@ from tm_slurm.state.entries import (
     MODULE,
     OBJECT,
     OPTIMIZER,
+    inner_optimizer,
     plain_name,
     reshard,
     state_entries,
@@ -172,7 +173,9 @@ def _capture_module(key: str, module: torch.nn.Module, naming: _Naming) -> Json:
 
 
 def _capture_optimizer(key: str, optimizer: torch.optim.Optimizer, naming: _Naming) -> Json:
-    """State by the number of its parameter, as in `Optimizer.state_dict`; all groups' hyper-parameters."""
+    """State by the number of its parameter, as in `Optimizer.state_dict`; all groups' hyper-parameters.
+
+    Of ZeRO's what it says itself, and in "inner" the optimizer that has this rank's part."""
     numbers: dict[int, int] = {}
     groups: list[Json] = []
     for group in optimizer.param_groups:
@@ -205,7 +208,11 @@ def _capture_optimizer(key: str, optimizer: torch.optim.Optimizer, naming: _Nami
         else:
             path = f"{key}/state.{owner!r}"
             shared.append([encode(owner, path=path), encode(values, path=path, tensors=naming.add)])
-    return {"groups": groups, "states": states, "shared": shared}
+    tree = {"groups": groups, "states": states, "shared": shared}
+    inner = inner_optimizer(optimizer)
+    if inner is not None:
+        tree["inner"] = _capture_optimizer(f"{key}/inner", inner, naming)
+    return tree
 
 
 def _capture_object(key: str, value: Any, naming: _Naming) -> Json:

@@ -52,6 +52,15 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
         module = inner
 
 
+def inner_optimizer(optimizer: Optimizer) -> Optimizer | None:
+    """The optimizer of this rank's own part, if `optimizer` only shares out the work (ZeRO): the state is in
+    there."""
+    inner = getattr(optimizer, "optim", None)
+    if isinstance(inner, Optimizer) and inner.state is not optimizer.state:
+        return inner
+    return None
+
+
 def plain_name(name: str) -> str:
     """A parameter's or module's name without the marks of a compiled submodule."""
     return name.replace("_orig_mod.", "").replace("._orig_mod", "")

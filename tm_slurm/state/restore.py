@@ -18,6 +18,7 @@ from tm_slurm.state.entries import (
     MODULE,
     OPTIMIZER,
     drop_gradients,
+    inner_optimizer,
     plain_name,
     state_entries,
     unwrapped,
@@ -129,6 +130,15 @@ def _restore_optimizer(key: str, optimizer: torch.optim.Optimizer, tree: Json, t
             del live_values[name]
         for name, value in values.items():
             _patch(live_values, name, value)
+    inner = inner_optimizer(optimizer)
+    if (inner is None) != ("inner" not in tree):
+        there_is, here_is = ("none", "one") if "inner" not in tree else ("one", "none")
+        raise StateError(
+            f"{key}: {there_is} that shares out the work (ZeRO) at the sender, {here_is} here; build() must "
+            "make the same optimizer"
+        )
+    if inner is not None:
+        _restore_optimizer(f"{key}/inner", inner, tree["inner"], tensors)
 
 
 def _patch(live: dict[Any, Any], name: Any, value: Any) -> None:
