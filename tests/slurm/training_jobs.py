@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tm_slurm.localcluster import LocalCluster
+from tm_slurm.localcluster.processes import command_name, environment_of
 from tm_slurm.observe.follow import JobFiles
 from tm_slurm.slurm import JobInfo
 from tm_slurm.slurm.scontrol_text import parse_jobs
@@ -47,6 +48,9 @@ def config_text(directory: Path, **settings: Any) -> str:
     return json.dumps({"job": job, "train": train, "policy": policy})  # JSON is YAML
 
 
+AGENTS = {b"submitit.core._submit", b"tm_slurm.agent"}
+"""The modules that an agent is started as."""
+
 OPTIONS: dict[str, Any] = {"gates": [], "crash_at": None, "busy": 0}
 """What the tiny training understands, and its defaults."""
 
@@ -63,8 +67,13 @@ class TrainingJob:
     def submit(cls, cluster: LocalCluster, directory: Path, **settings: Any) -> TrainingJob:
         config = directory / "config.yaml"
         config.write_text(config_text(directory, **settings))
-        done = cluster.run([TM_SLURM, "submit", str(config), "--json"], timeout_s=60.0)
-        assert done.returncode == 0, done.stderr
+        return cls.submit_config(cluster, config)
+
+    @classmethod
+    def submit_config(cls, cluster: LocalCluster, config: Path, **settings: Any) -> TrainingJob:
+        """Any config; `settings` are keys of it with __ for the dot, as in job__nodes=4."""
+        words = [f"--set={key.replace('__', '.')}={value}" for key, value in settings.items()]
+        done = cluster.run([TM_SLURM, "submit", str(config), "--json", *words], timeout_s=60.0)
         answer = json.loads(done.stdout)
         return cls(cluster, int(answer["job_id"]), Path(answer["job_dir"]))
 
@@ -113,16 +122,28 @@ class TrainingJob:
 
         self.until(f"{count} warm standbys", warm)
 
+    def rank_pid(self, node: str) -> int:
+        """The rank process of a node (one a node); AssertionError when there is none."""
+        mine = {f"TM_SLURM_JOB_DIR={self.files.job_dir}", "TM_SLURM_SLOT=0"}
+        for pid in self.cluster.node_pids(node):
+            if mine <= environment_of(pid):
+                return pid
+        raise AssertionError(f"no rank process on {node}")
+
+    def agent_pid(self, node: str) -> int:
+        """The agent of a node; AssertionError when there is none."""
+        for pid in self.cluster.node_pids(node):
+            if command_name(pid).startswith("python") and f"SLURM_JOB_ID={self.job_id}" in environment_of(
+                pid
+            ):
+                with contextlib.suppress(OSError):
+                    if AGENTS & set(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")):
+                        return pid
+        raise AssertionError(f"no agent on {node}")
+
     def kill_rank(self, node: str) -> None:
         """SIGKILL to the rank process of a node (one a node)."""
-        mark = f"TM_SLURM_JOB_DIR={self.files.job_dir}".encode()
-        for pid in self.cluster.node_pids(node):
-            with contextlib.suppress(OSError):
-                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if mark in environment and b"TM_SLURM_SLOT=0" in environment:
-                    os.kill(pid, signal.SIGKILL)
-                    return
-        raise AssertionError(f"no rank process on {node}")
+        os.kill(self.rank_pid(node), signal.SIGKILL)
 
     def seats(self) -> list[str]:
         """The node of each rank now."""
