@@ -298,7 +298,7 @@ def test_closing_ends_the_thread_in_mid_transfer() -> None:
             assert deaf.accepted.wait(10)
             began = time.monotonic()
             rank.memory.close()
-            assert not rank.memory._thread.is_alive() and time.monotonic() - began < 2
+            assert not rank.memory._background._thread.is_alive() and time.monotonic() - began < 2
             assert not rank.begin(big_state(), 2, deaf.address)
         assert rank.told.empty()
     finally:

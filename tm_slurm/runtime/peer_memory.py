@@ -15,10 +15,8 @@ never overwritten. Nothing is allocated on the device.
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +26,7 @@ import xxhash
 from tm_slurm.control import FrameSocket, connect_socket
 from tm_slurm.runtime.limits import HANDSHAKE_TIMEOUT_S
 from tm_slurm.state import Snapshot, StateError, Stored, capture, pack, read_head
+from tm_slurm.state.background import Background
 from tm_slurm.state.blocks import BLOCK_BYTES
 from tm_slurm.state.connection import MAX_MESSAGE_BYTES, Connection, Deadline
 from tm_slurm.state.stored import room_for
@@ -36,7 +35,6 @@ SLOTS = 2
 STALL_TIMEOUT_S = 30.0
 """A vault that takes no byte for so long is given up."""
 
-CLOSE_TIMEOUT_S = 2.0
 MAX_REPLY_BYTES = 4096
 
 FREE, SENDING, STORED, COMPLETE = "free", "sending", "stored", "complete"
@@ -104,21 +102,17 @@ class PeerMemory:
         self._stored = stored
         self._failed = failed
         self._slots = [_Slot() for _ in range(SLOTS)]
-        self._jobs: deque[_Job | Snapshot] = deque()
         self._changed = threading.Condition()
-        self._closed = False
         self._sending: tuple[_Slot, Connection] | None = None
-        self._thread = threading.Thread(target=self._work, name="tm-snapshots", daemon=True)
-        self._thread.start()
+        self._background = Background("tm-snapshots")
 
     # ---- the training thread's side: nothing here waits for the network ----
 
     def reserve(self, state: Mapping[str, Any]) -> None:
         """Has the memory for snapshots of `state` allocated in the background, so that the first `begin`
         finds it there. Optimizer state belongs to it, so call it after a first step."""
-        with self._changed:
-            self._jobs.append(capture(state, 0, generators=False))
-            self._changed.notify_all()
+        snapshot = capture(state, 0, generators=False)
+        self._background.submit(lambda: self._allocate(snapshot))
 
     def begin(self, state: Mapping[str, Any], step: int, *, rank: int, epoch: int, vault: Address) -> bool:
         """Takes a snapshot of `state` and has it sent; False, and nothing done, if neither slot is free.
@@ -128,7 +122,7 @@ class PeerMemory:
         """
         with self._changed:
             slot = next((slot for slot in self._slots if slot.use == FREE), None)
-            if slot is None or self._closed:
+            if slot is None or self._background.closed:
                 return False
             slot.use, slot.step, slot.given_up = SENDING, step, False
         began = time.perf_counter()
@@ -139,8 +133,8 @@ class PeerMemory:
             raise
         with self._changed:
             self.cost = replace(self.cost, pack_s=time.perf_counter() - began)
-            self._jobs.append(_Job(slot, slot.memory, rank, epoch, vault))
-            self._changed.notify_all()
+        job = _Job(slot, slot.memory, rank, epoch, vault)
+        self._background.submit(lambda: self._carry_out(job))
         return True
 
     def completed(self, step: int) -> None:
@@ -185,13 +179,10 @@ class PeerMemory:
     def close(self) -> None:
         """Ends the thread and the connection; no callback comes afterwards."""
         with self._changed:
-            self._closed = True
             for slot in self._slots:
                 slot.given_up = True
             self._cut_off()
-            self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_TIMEOUT_S)
+        self._background.close()
 
     def _cut_off(self) -> None:
         """Ends the transfer of a snapshot that nobody wants any longer."""
@@ -200,26 +191,16 @@ class PeerMemory:
 
     # ---- the background thread ----
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
-                if self._closed:
-                    return
-                job = self._jobs.popleft()
-            if isinstance(job, Snapshot):
-                self._allocate(job)
-            else:
-                self._carry_out(job)
-
     def _allocate(self, snapshot: Snapshot) -> None:
         for slot in self._slots:
             with self._changed:
                 if slot.use != FREE or slot.memory is not None:
                     continue
                 slot.use = SENDING  # not to be begun with meanwhile
-            slot.memory = room_for(snapshot)
-            self._let_go(slot)
+            try:
+                slot.memory = room_for(snapshot)
+            finally:
+                self._let_go(slot)
 
     def _carry_out(self, job: _Job) -> None:
         step, began = job.memory.step, time.thread_time()
@@ -238,16 +219,10 @@ class PeerMemory:
                 self.cost = replace(self.cost, send_cpu_s=cpu_s, vault_cpu_s=vault_cpu_s)
         if given_up:
             return
-        try:
-            if why:
-                self._failed(step, f"the snapshot of rank {job.rank} step {step} to {_at(job.vault)}: {why}")
-            else:
-                self._stored(step)
-        except Exception as error:  # whatever the callback raises: the next snapshot must still be sent
-            print(
-                f"tm_slurm: the end of the snapshot of step {step} could not be told: {error}",
-                file=sys.stderr,
-            )
+        if why:
+            self._failed(step, f"the snapshot of rank {job.rank} step {step} to {_at(job.vault)}: {why}")
+        else:
+            self._stored(step)
 
     def _let_go(self, slot: _Slot) -> None:
         with self._changed:

@@ -209,9 +209,13 @@ def read_head(text: bytes, *, max_bytes: int, into: Stored | None = None) -> Sto
     `into` lends its memory if its layout is the same. Raises StateError for whatever is wrong with the head,
     or if the blob is larger than `max_bytes`; nothing has been allocated then.
     """
+    return stored_from(read_json(text, "the stored state"), max_bytes=max_bytes, into=into)
+
+
+def stored_from(content: Mapping[str, Any], *, max_bytes: int, into: Stored | None = None) -> Stored:
+    """`read_head` of a head that has been parsed already."""
     if into is not None:
         into.step = -1
-    content = read_json(text, "the stored state")
     if content.get("version") != _VERSION:
         raise StateError(
             f"the stored state: version {content.get('version')!r}, this side reads {_VERSION}: "
