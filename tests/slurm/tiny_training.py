@@ -3,7 +3,7 @@
 Dropout and all three global generators feed the loss, there is momentum, a schedule, and data by (step,
 rank). The option `gates` is a list of steps at which every rank waits until the file `gate-STEP` is in the
 job directory, so that a test decides what happens before a certain boundary. `busy`: how many small products
-make a step longer.
+make a step longer. `hang_at`: [rank, step]: that rank never comes out of that step, the first time.
 """
 
 from __future__ import annotations
@@ -54,11 +54,23 @@ def wait_at_gate(step: int, gates: list[int]) -> None:
         time.sleep(0.01)
 
 
+def hang(rank: int, step: int, hang_at: list[int] | None) -> None:
+    if [rank, step] != hang_at:
+        return
+    try:
+        (Path(os.environ["TM_SLURM_JOB_DIR"]) / "hung").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    time.sleep(GATE_LIMIT_S)
+    raise TimeoutError(f"nobody ended rank {rank}, which hangs in step {step}")
+
+
 def main() -> None:
     options = tm_slurm.options()
 
     def train_step(state: dict[str, Any], step: int) -> dict[str, Any]:
         wait_at_gate(step, options["gates"])
+        hang(state["rank"], step, options["hang_at"])
         if step == options["crash_at"]:
             raise RuntimeError("this batch is broken")
         generator = torch.Generator().manual_seed(1000 * step + state["rank"])

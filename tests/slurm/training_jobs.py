@@ -51,7 +51,7 @@ def config_text(directory: Path, **settings: Any) -> str:
 AGENTS = {b"submitit.core._submit", b"tm_slurm.agent"}
 """The modules that an agent is started as."""
 
-OPTIONS: dict[str, Any] = {"gates": [], "crash_at": None, "busy": 0}
+OPTIONS: dict[str, Any] = {"gates": [], "crash_at": None, "hang_at": None, "busy": 0}
 """What the tiny training understands, and its defaults."""
 
 
