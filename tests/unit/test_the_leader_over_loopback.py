@@ -13,33 +13,41 @@ from typing import Any
 import pytest
 
 from tm_slurm.control import Channel, ChannelClosed, connect
-from tm_slurm.coordinator.election import LeaderFile, Leadership
+from tm_slurm.coordinator.election import Candidate, LeaderFile, Leadership, LeaderWatch
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import Plan
 from tm_slurm.observe.follow import JobFiles
 
 SECRET = b"s" * 32
-LIMITS = Limits(poll_interval_s=1.0, lease_s=10.0, start_timeout_s=60.0, reconnect_s=0.3)
+LIMITS = Limits(poll_interval_s=1.0, heartbeat_s=0.1, start_timeout_s=60.0, reconnect_s=0.5)
+LEASE_S = 10.0
+
+
+def claimed(job_dir: Path, node: str) -> Leadership:
+    leadership = Candidate(LeaderWatch(job_dir, 0, LEASE_S), node=node, host="127.0.0.1").claim()
+    assert leadership is not None
+    return leadership
+
+
+def leader_of(job_dir: Path, leadership: Leadership, nodes: int, node: str = "n1") -> Leader:
+    """A leader of a job of `nodes` nodes (one a standby)."""
+    return Leader(
+        job_id=None,
+        node=node,
+        host="127.0.0.1",
+        plan=Plan([f"n{i}" for i in range(1, nodes + 1)], None, nodes - 1, 1),
+        leadership=leadership,
+        secret=SECRET,
+        slurm=None,
+        limits=LIMITS,
+    )
 
 
 def lead(job_dir: Path, act: Callable[[Leader], Awaitable[None]], nodes: int = 2) -> Leader:
     """Run a leader of a job of `nodes` nodes (one a standby) while `act` talks to it."""
 
     async def main() -> Leader:
-        leadership = Leadership(job_dir, 0)
-        assert leadership.try_to_lead()
-        leader = Leader(
-            job_dir=job_dir,
-            job_id=None,
-            node="n1",
-            host="127.0.0.1",
-            plan=Plan([f"n{i}" for i in range(1, nodes + 1)], None, nodes - 1, 1),
-            attempt=0,
-            leadership=leadership,
-            secret=SECRET,
-            slurm=None,
-            limits=LIMITS,
-        )
+        leader = leader_of(job_dir, claimed(job_dir, "n1"), nodes)
         leading = asyncio.create_task(leader.lead())
         acting = asyncio.ensure_future(act(leader))
         await asyncio.wait({leading, acting}, timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
@@ -58,17 +66,18 @@ def lead(job_dir: Path, act: Callable[[Leader], Awaitable[None]], nodes: int = 2
 async def agent(job_dir: Path, node: str) -> Channel:
     """A proved connection as `node`'s agent, after the leader's greeting."""
     known = LeaderFile.read(job_dir)
-    while known is None or known.lease_until == 0.0:
+    while known is None or known.resigned or not known.port:
         await asyncio.sleep(0.01)
         known = LeaderFile.read(job_dir)
     identity = {"role": "agent", "node": node}
     channel = await connect(known.host, known.port, SECRET, identity, timeout_s=5.0)
     assert (await channel.receive())["kind"] == "led"
-    BEATING.add(asyncio.create_task(beat(channel)))
+    BEATING[node] = asyncio.create_task(beat(channel))
     return channel
 
 
-BEATING: set[asyncio.Task[None]] = set()
+BEATING: dict[str, asyncio.Task[None]] = {}
+"""node → what beats for its newest connection"""
 
 
 async def beat(channel: Channel) -> None:
@@ -160,32 +169,46 @@ def test_a_successor_goes_on_where_the_leader_stopped(tmp_path: Path) -> None:
     assert before is not None and after is not None and after.term == before.term + 1
 
 
-def test_a_lost_agent_of_an_active_node_ends_the_job_with_its_name(tmp_path: Path) -> None:
+def test_an_agent_lost_before_training_began_ends_the_job_with_its_name(tmp_path: Path) -> None:
     async def act(leader: Leader) -> None:
         lost, other = await agent(tmp_path, "n1"), await agent(tmp_path, "n2")
-        lost.send(ready(7))
-        await told(lost, "assign")
         lost.abort()
         while (await asyncio.wait_for(other.receive(), 5.0)).get("message", {}).get("kind") != "exit":
             continue
         await other.close()
 
-    leader = lead(tmp_path, act)
+    leader = lead(tmp_path, act, nodes=3)
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["state"] == "failed" and "n1" in verdict["reason"] and leader.exit_code == 1
 
 
-def test_an_agent_that_falls_silent_is_lost_although_its_connection_stands(tmp_path: Path) -> None:
-    async def act(leader: Leader) -> None:
-        channel = await agent(tmp_path, "n1")
-        await agent(tmp_path, "n2")
-        for task in BEATING:
-            task.cancel()
-        with pytest.raises(ChannelClosed):
+async def until_closed(channel: Channel) -> None:
+    with contextlib.suppress(ChannelClosed):
+        while True:
             await asyncio.wait_for(channel.receive(), 5.0)
 
+
+def test_an_agent_that_falls_silent_is_lost_although_its_connection_stands(tmp_path: Path) -> None:
+    async def act(leader: Leader) -> None:
+        await agent(tmp_path, "n2")
+        channel = await agent(tmp_path, "n3")
+        BEATING["n3"].cancel()
+        await until_closed(channel)
+
+    lead(tmp_path, act, nodes=3)
+    lost = JobFiles(tmp_path).notes("node_lost")
+    assert [entry["node"] for entry in lost] == ["n3"] and "silent" in lost[0]["reason"]
+
+
+def test_every_agent_hears_something_all_the_time(tmp_path: Path) -> None:
+    async def act(leader: Leader) -> None:
+        channel = await agent(tmp_path, "n2")
+        for _ in range(5):
+            alive = await asyncio.wait_for(channel.receive(), 3 * LIMITS.heartbeat_s)
+            assert alive["kind"] == "alive" and alive["term"] == 1
+        await channel.close()
+
     lead(tmp_path, act)
-    assert "silent" in JobFiles(tmp_path).notes("node_lost")[0]["reason"]
 
 
 def test_a_short_break_of_the_connection_is_not_a_loss(tmp_path: Path) -> None:

@@ -12,17 +12,21 @@ import json
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from tm_slurm.control import Channel, ChannelClosed, HandshakeRefused, accept
+from tm_slurm.control import ChannelClosed, HandshakeRefused, accept
+from tm_slurm.coordinator import batch_script
 from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Tell
+from tm_slurm.coordinator.agents import MALFORMED, Agents
 from tm_slurm.coordinator.awaiting import first_of
+from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.decide import Decisions
-from tm_slurm.coordinator.election import LeaderFile, Leadership, write_atomically
+from tm_slurm.coordinator.election import Leadership, write_atomically
 from tm_slurm.coordinator.journal import Journal
 from tm_slurm.coordinator.model import JobState, Plan
+from tm_slurm.coordinator.presence import Presence
+from tm_slurm.coordinator.requests import Requests
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
 from tm_slurm.events import Event, EventError
@@ -31,38 +35,19 @@ from tm_slurm.slurm import Slurm
 
 log = logging.getLogger("tm_slurm.leader")
 
-FROM_AGENTS = frozenset(
-    {
-        "process_ready",
-        "process_warm",
-        "process_exited",
-        "leaver_prepared",
-        "joined",
-        "join_failed",
-        "switching",
-        "resumed",
-        "stopped",
-        "too_late",
-        "rank_done",
-        "broken",
-        "survivor",
-        "source_ready",
-        "agent_retired",
-    }
-)
-"""Inputs that an agent may bring."""
-
 PRIVATES_KEPT = 4
 """Private states kept of each rank: the survivors may agree on a step before the newest one told."""
 
-MALFORMED = (KeyError, TypeError, ValueError)
-"""What the decisions raise for a message that lacks something, or has it in the wrong type."""
-
 HANDSHAKE_TIMEOUT_S = 5.0
 TICK_S = 0.1
+STATUS_INTERVAL_S = 0.5
 FAREWELL_S = 8.0
-RETIRED_LIMIT_S = 5.0
-"""A retired agent whose process has not ended by then is not waited for: Slurm will end it."""
+
+Outcome = Literal["ended", "resigned", "deposed", "cut_off"]
+"""ended: the job has; resigned: another agent was asked to lead; deposed: another leads, or may lead,
+already; cut_off: nobody is heard, so others had better lead."""
+
+Message = dict[str, Any]
 
 
 @dataclass(kw_only=True)
@@ -70,129 +55,161 @@ class Limits:
     """Seconds, from the job's policy."""
 
     poll_interval_s: float
-    lease_s: float
+    heartbeat_s: float
     start_timeout_s: float
     reconnect_s: float
 
 
 class Leader:
-    """Leads until the job has ended ("ended") or another agent has been asked to lead ("resigned")."""
+    """Leads for one term. `sure`: it has been cut off before, and nobody has led since (see Presence)."""
 
     def __init__(
         self,
         *,
-        job_dir: Path,
         job_id: int | None,
         node: str,
         host: str,
         plan: Plan,
-        attempt: int,
         leadership: Leadership,
         secret: bytes,
         slurm: Slurm | None,
         limits: Limits,
+        sure: bool = False,
     ) -> None:
-        self.job_dir = job_dir
+        self.job_dir = leadership.job_dir
         self.node = node
         self.exit_code = 1
-        self._over = False
         self._job_id = job_id
         self._host = host
-        self._attempt = attempt
         self._leadership = leadership
         self._secret = secret
         self._limits = limits
-        self._agents: dict[str, Channel] = {}
-        self._gone_at: dict[str, float] = {}
-        self._retired_at: dict[str, float] = {}
-        self._heard_at: dict[str, float] = {}
-        self._privates: dict[int, deque[dict[str, Any]]] = {}
-        self._left = asyncio.Event()
-        self._outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._started_at = time.time()
-        self._record = Record(job_dir, plan.world_size)
-        path = job_dir / f"journal.{attempt}.jsonl"
+        self._slurm = slurm
+        self._privates: dict[int, deque[Message]] = {}
+        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._end: End | None = None
+        self._started_at = elapsed_s()
+        self._presence = Presence(node, limits.reconnect_s, elapsed_s(), sure=sure)
+        self._journal = Journal(
+            self.job_dir, leadership.attempt, leadership.term, {"batch_host": plan.batch_host}
+        )
+        plan = replace(plan, batch_host=self._journal.about["batch_host"])
+        self._record = Record(self.job_dir, plan.world_size)
         self._decisions = Decisions(JobState.initial(plan), node)
-        self._replayed = 0
-        for given in Journal.replay(path):
-            with contextlib.suppress(*MALFORMED):  # as it was refused when it came
-                self._decisions.handle(given)
-            self._replayed += 1
-        self._journal = Journal(path)
+        self._seen: list[Event] = []
         self._slurm_side: SlurmSide | None = None
+        self._replayed = 0
+        comment = self._replay()
         if slurm is not None and job_id is not None:
             self._slurm_side = SlurmSide(
                 slurm=slurm,
                 job_id=job_id,
                 leader_node=node,
-                state=self._decisions.state,
+                state=self.state,
                 feed=self._feed,
+                leads=leadership.holds,
+                seen=self._seen,
                 poll_interval_s=limits.poll_interval_s,
             )
+            if comment is not None:
+                self._slurm_side.comment(comment.text)
+        self._agents = Agents(
+            leadership=leadership,
+            presence=self._presence,
+            feed=self._feed,
+            aside=self._took_aside,
+            node_of=self._node_of,
+        )
+        self._requests = Requests(self.state, self._feed, self.status)
+
+    def _replay(self) -> Comment | None:
+        """Take every decision that the leaders before have taken; returns the job's comment that this led
+        to."""
+        comment = None
+        for given in self._journal.inherited():
+            with contextlib.suppress(*MALFORMED):  # as it was refused when it came
+                for action in self._decisions.handle(given):
+                    comment = action if isinstance(action, Comment) else comment
+            with contextlib.suppress(EventError):
+                self._seen += [Event.from_json(event) for event in given.get("events", ())]
+            self._replayed += 1
+            if self._leadership.is_due():  # a long history must not cost the lease
+                self._leadership.renew()
         if self._replayed == 0:
-            (job_dir / "verdict.json").unlink(missing_ok=True)
+            (self.job_dir / "verdict.json").unlink(missing_ok=True)
+        return comment
 
     @property
     def state(self) -> JobState:
         return self._decisions.state
 
-    async def lead(self) -> str:
-        """Serve agents and users until the end. Returns "ended" or "resigned"."""
+    def _node_of(self, rank: int) -> str | None:
+        return self.state.seats[rank][0] if rank in self.state.seats else None
+
+    async def lead(self) -> Outcome:
+        """Serve agents and users until the job has ended, or this leader leads no more."""
         server = await asyncio.start_server(self._connected, self._host, 0)
-        self._port = int(server.sockets[0].getsockname()[1])
-        self._renew_lease()
-        self._feed({"kind": "led", "node": self.node, "term": self._leadership.term})
-        self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
-        log.info("leading node=%s term=%d replayed=%d", self.node, self._leadership.term, self._replayed)
         loops = [asyncio.create_task(self._tick_for_ever())]
-        if self._slurm_side is not None:
-            loops += self._slurm_side.start()
-        if self.state.verdict is not None:  # the leader before was lost between its verdict and its farewell
-            self._ended(End(**self.state.verdict))
-        self._expect_the_known()
         try:
+            self._begin(int(server.sockets[0].getsockname()[1]))
+            if self._slurm_side is not None:
+                loops += self._slurm_side.start()
             outcome = await first_of(self._outcome, loops)
-            if outcome == "ended":
-                await self._farewell()
+            if outcome == "ended" and self._end is not None:
+                await self._end_job(self._end)
         finally:
             for task in loops:
                 task.cancel()
             server.close()
-            for channel in self._agents.values():
-                channel.abort()
+            self._agents.close()
             self._write_status()
-            self._over = True
             self._leadership.resign()
             self._journal.close()
             self._record.close()
+        log.info("leading no more outcome=%s term=%d", outcome, self._leadership.term)
         return outcome
+
+    def _begin(self, port: int) -> None:
+        if not self._leadership.renew(port):
+            self._over("deposed")
+            return
+        if self._replayed > 0:
+            for node in self.state.nodes.values():
+                if node.agent_up:
+                    self._presence.expect(node.name, elapsed_s())
+        self._feed({"kind": "led", "node": self.node, "term": self._leadership.term})
+        self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
+        log.info("leading node=%s term=%d replayed=%d", self.node, self._leadership.term, self._replayed)
+        if self.state.verdict is not None:  # the leader before was lost between its verdict and its farewell
+            self._ended(End(**self.state.verdict))
 
     def stop(self, reason: str) -> None:
         """End the job now, as failed."""
         self._feed({"kind": "stop", "reason": reason, "exit_code": 1})
 
-    def _expect_the_known(self) -> None:
-        """Agents that an earlier leader knew have as long to come as a leader's lease runs, and are lost
-        then."""
-        for node in self.state.nodes.values():
-            if node.agent_up:
-                self._gone_at[node.name] = time.time() + self._limits.lease_s
+    def _over(self, outcome: Outcome) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
 
     # ---- inputs ----
 
-    def _feed(self, given: dict[str, Any]) -> None:
-        """Journal an input, decide, act."""
-        if self._over:
-            return
-        given.setdefault("at", time.time())
+    def _feed(self, given: Message) -> bool:
+        """Journal an input, decide, act. False when this leader leads no more: then nothing was done."""
+        if self._journal.closed or not self._leadership.holds():
+            self._over("deposed")
+            return False
+        given.setdefault("at", self._leadership.job_clock.now())
         try:
             self._journal.append(given)
         except OSError as error:  # what is not written must not be acted on: let another try
             log.critical("the journal cannot be written, stepping down reason=%s", error)
-            if not self._outcome.done():
-                self._outcome.set_result("resigned")
-            return
+            self._over("resigned")
+            return False
+        if not self._leadership.holds():  # the disk has taken longer than the lease
+            self._over("deposed")
+            return False
         self._perform(self._decisions.handle(given))
+        return True
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -203,78 +220,17 @@ class Leader:
         if self._outcome.done():
             await channel.close()  # the verdict, or the next leader, is in the job directory
         elif channel.identity.get("role") == "agent":
-            await self._serve_agent(channel, str(channel.identity.get("node")))
+            await self._agents.serve(channel, str(channel.identity.get("node")))
         else:
-            await self._serve_user(channel)
+            await self._requests.serve(channel)
 
-    async def _serve_agent(self, channel: Channel, node: str) -> None:
-        before = self._agents.get(node)
-        if before is not None:
-            before.abort()
-        self._agents[node] = channel
-        self._heard_at[node] = time.monotonic()
-        self._gone_at.pop(node, None)
-        channel.send({"kind": "led", "term": self._leadership.term})
-        self._feed({"kind": "node_joined", "node": node})
-        try:
-            while True:
-                message = await channel.receive()
-                self._from_agent(node, message)
-        except ChannelClosed:
-            if self._agents.get(node) is channel:
-                del self._agents[node]
-                self._left.set()
-                if self._retired_at.pop(node, None) is not None:
-                    self._feed({"kind": "agent_gone", "node": node})
-                else:
-                    self._gone_at[node] = time.time()
-
-    def _from_agent(self, node: str, message: dict[str, Any]) -> None:
-        kind = message.get("kind")
-        self._heard_at[node] = time.monotonic()
-        if kind == "beat":
+    def _took_aside(self, node: str, message: Message) -> bool:
+        """What the decisions need not know: heartbeats, and private states."""
+        if message.get("kind") == "beat":
             for report in message["ranks"]:
                 self._record.beat(node, report)
-        elif kind == "private":
-            self._privates.setdefault(int(message["rank"]), deque(maxlen=PRIVATES_KEPT)).append(message)
-        elif kind in FROM_AGENTS:
-            if kind == "agent_retired":
-                self._retired_at[node] = time.time()
-            self._take(node, message)
-        else:
-            log.warning("refused a message node=%s kind=%s reason=unknown kind", node, kind)
-
-    def _take(self, node: str, message: dict[str, Any]) -> None:
-        try:
-            self._feed({**message, "node": node})
-        except MALFORMED as error:
-            log.warning("refused a message node=%s kind=%s reason=%r", node, message.get("kind"), error)
-
-    async def _serve_user(self, channel: Channel) -> None:
-        """One request, one answer."""
-        with contextlib.suppress(ChannelClosed, asyncio.TimeoutError):
-            request = await asyncio.wait_for(channel.receive(), HANDSHAKE_TIMEOUT_S)
-            channel.send(self._answer(request))
-            await channel.drain(HANDSHAKE_TIMEOUT_S)
-        await channel.close()
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request.get("kind") == "status":
-            return self.status()
-        if request.get("kind") != "event":
-            return {"error": f"unknown request {request.get('kind')!r}"}
-        try:
-            event = Event.from_json(request["event"]).to_json()
-        except (EventError, KeyError, TypeError) as error:
-            return {"error": f"that is no event: {error}"}
-        node = self.state.nodes.get(event["node"])
-        if node is None:
-            names = ", ".join(self.state.nodes)
-            return {"error": f"node {event['node']} is not in this job; its nodes are {names}"}
-        if event["kind"] == "request" and node.standing != "active":
-            return {"error": f"node {node.name} has no ranks to move: it is {node.standing}"}
-        self._feed({"kind": "events", "events": [event]})
-        return {"ok": True, "epoch": self.state.epoch}
+            return True
+        return self._took_private(message)
 
     # ---- actions ----
 
@@ -295,23 +251,9 @@ class Leader:
                 self._ended(action)
 
     def _tell(self, action: Tell) -> None:
-        channel = self._agents.get(action.node)
-        if channel is None:
-            return  # it is told again when its agent connects
-        message = action.message
-        if message["kind"] == "replace":
-            private = self._private_before(int(message["rank"]), int(message["target"]))
-            if private is None:
-                self.stop(f"rank {message['rank']} died before it had told its state")
-                return
-            message = {**message, "private": private["private"], "private_step": private["step"]}
-        with contextlib.suppress(ChannelClosed):
-            channel.send({"slot": action.slot, "term": self._leadership.term, "message": message})
-
-    def _private_before(self, rank: int, step: int) -> dict[str, Any] | None:
-        """The newest private state that a rank has told of a step up to `step`."""
-        told = [message for message in self._privates.get(rank, ()) if message["step"] <= step]
-        return told[-1] if told else None
+        message = self._with_private(action.message)
+        if message is not None:
+            self._agents.tell(action.node, action.slot, message)
 
     def _noted(self, note: Note) -> None:
         at = time.time()
@@ -328,86 +270,93 @@ class Leader:
             asyncio.get_running_loop().call_soon(self._feed, refused)
 
     def _resign_to(self, node: str) -> None:
-        channel = self._agents.get(node)
-        if channel is None:
+        if node not in self._agents:
             asyncio.get_running_loop().call_soon(self._feed, {"kind": "resign_failed", "to": node})
         elif not self._outcome.done():
-            with contextlib.suppress(ChannelClosed):
-                channel.send({"slot": None, "term": self._leadership.term, "message": {"kind": "lead"}})
-            self._outcome.set_result("resigned")
+            self._agents.tell(node, None, {"kind": "lead"})
+            self._over("resigned")
 
     def _ended(self, action: End) -> None:
+        self._end = action
         self.exit_code = action.exit_code
-        verdict = {"state": action.state, "exit_code": action.exit_code, "reason": action.reason}
+        self._over("ended")
+
+    # ---- the end ----
+
+    async def _end_job(self, end: End) -> None:
+        """Write the verdict, and have everybody go. Before that, end the Slurm job if its batch script
+        cannot: should this leader be lost meanwhile, the next one finds no verdict yet and does it."""
+        host = self.state.plan.batch_host
+        if self._slurm is not None and self._job_id is not None and host is not None:
+            there = self._presence.is_fresh(host, elapsed_s(), 2 * self._limits.heartbeat_s)
+            if not there and await batch_script.is_gone(self._slurm, self._job_id, host):
+                log.info("ending the job in the place of its batch script host=%s", host)
+                await batch_script.end_in_its_place(self._slurm, self._job_id, end, host)
+        if not self._leadership.holds():
+            return
+        verdict = {"state": end.state, "exit_code": end.exit_code, "reason": end.reason}
         write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
-        if not self._outcome.done():
-            self._outcome.set_result("ended")
-
-    async def _farewell(self) -> None:
-        """Tell all agents to end, the others first; give them a moment to do so."""
         message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}
-        others = [name for name in self._agents if name != self.node]
-        for name in others:
-            self._tell(Tell(name, None, message))
-        await asyncio.wait({asyncio.ensure_future(self._await_left(others))}, timeout=FAREWELL_S)
-        self._tell(Tell(self.node, None, message))
-        channel = self._agents.get(self.node)
-        if channel is not None:
-            await channel.drain(1.0)
-
-    async def _await_left(self, names: list[str]) -> None:
-        while any(name in self._agents for name in names):
-            self._left.clear()
-            await self._left.wait()
+        await self._agents.farewell(message, last=self.node, limit_s=FAREWELL_S)
 
     # ---- time ----
 
-    def _renew_lease(self) -> None:
-        lease_until = time.time() + self._limits.lease_s
-        LeaderFile(
-            self.node, self._host, self._port, self._leadership.term, self._attempt, lease_until
-        ).write(self.job_dir)
-
     async def _tick_for_ever(self) -> None:
-        renewed = written = time.monotonic()
+        tick_s = min(TICK_S, self._leadership.lease_s / 8)
+        alive_at = written_at = elapsed_s()
         while True:
-            await asyncio.sleep(TICK_S)
-            now, clock = time.time(), time.monotonic()
-            for given in self._decisions.due(now):
-                self._feed(given)
-            self._notice_the_lost(now)
-            if not self.state.started and now - self._started_at > self._limits.start_timeout_s:
-                self._started_at = now
-                self._feed({"kind": "start_expired"})
-            if clock - renewed > self._limits.lease_s / 3:
-                renewed = clock
-                self._renew_lease()
-            if clock - written > 0.5:
-                written = clock
+            await asyncio.sleep(tick_s)
+            now = elapsed_s()
+            if self._leadership.is_due() and not self._leadership.renew() and not self._outcome.done():
+                log.warning("stepping down term=%d reason=the lease is over", self._leadership.term)
+                self._over("deposed")
+            if now - alive_at >= self._limits.heartbeat_s and self._leadership.holds():
+                alive_at = now
+                self._agents.say_alive()
+            if now - written_at >= STATUS_INTERVAL_S:
+                written_at = now
                 self._write_status()
+            if not self._outcome.done():
+                self._look_around(now)
 
-    def _notice_the_lost(self, now: float) -> None:
-        for node, gone_at in list(self._gone_at.items()):
-            if now - gone_at > self._limits.reconnect_s:
-                del self._gone_at[node]
-                self._feed({"kind": "node_lost", "node": node, "reason": "its agent closed the connection"})
-        clock = time.monotonic()
-        for node in [
-            n for n in self._agents if clock - self._heard_at.get(n, clock) > self._limits.reconnect_s
-        ]:
-            self._agents.pop(node).abort()
-            self._feed({"kind": "node_lost", "node": node, "reason": "its agent has fallen silent"})
-        for node, retired_at in list(self._retired_at.items()):
-            if now - retired_at > RETIRED_LIMIT_S:
-                del self._retired_at[node]
-                self._feed({"kind": "agent_gone", "node": node})
+    def _look_around(self, now: float) -> None:
+        if self._presence.is_cut_off(now):
+            log.warning("stepping down term=%d reason=hardly anybody is heard", self._leadership.term)
+            self._record.note("cut_off", time.time(), node=self.node, term=self._leadership.term)
+            self._over("cut_off")
+            return
+        self._agents.give_up()
+        for given in self._decisions.due(self._leadership.job_clock.now()):
+            self._feed(given)
+        if not self.state.started and now - self._started_at > self._limits.start_timeout_s:
+            self._started_at = now
+            self._feed({"kind": "start_expired"})
 
     # ---- what people read ----
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Message:
         """The state of the job as JSON: see tm_slurm.coordinator.status."""
         return status_of(self.state, self._record, self.node, self._leadership.term, self._job_id)
 
     def _write_status(self) -> None:
-        with contextlib.suppress(OSError):
-            write_atomically(self.job_dir / "status.json", json.dumps(self.status()))
+        if self._leadership.holds():
+            with contextlib.suppress(OSError):
+                write_atomically(self.job_dir / "status.json", json.dumps(self.status()))
+
+    # ---- private states ----
+
+    def _took_private(self, message: Message) -> bool:
+        if message.get("kind") != "private":
+            return False
+        self._privates.setdefault(int(message["rank"]), deque(maxlen=PRIVATES_KEPT)).append(message)
+        return True
+
+    def _with_private(self, message: Message) -> Message | None:
+        if message["kind"] != "replace":
+            return message
+        told = self._privates.get(int(message["rank"]), ())
+        fitting = [known for known in told if known["step"] <= int(message["target"])]
+        if not fitting:
+            self.stop(f"rank {message['rank']} died before it had told its state")
+            return None
+        return {**message, "private": fitting[-1]["private"], "private_step": fitting[-1]["step"]}

@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tm_slurm.coordinator.model import JobState
-from tm_slurm.events import NodeWatch
+from tm_slurm.events import Episodes, Event, NodeWatch
 from tm_slurm.slurm import ResizeBlocked, Slurm, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger("tm_slurm.leader")
@@ -30,7 +30,9 @@ RELEASE_TOGETHER_S = 1.0
 
 
 class SlurmSide:
-    """`feed` takes an input of the decisions; `state` is theirs, and is only read here."""
+    """`feed` takes an input of the decisions; `state` is theirs, and is only read here. `leads`: whether this
+    leader still leads: asked before anything is changed. `seen`: the events that earlier leaders have
+    handled, in order."""
 
     def __init__(
         self,
@@ -39,7 +41,9 @@ class SlurmSide:
         job_id: int,
         leader_node: str,
         state: JobState,
-        feed: Callable[[dict[str, Any]], None],
+        feed: Callable[[dict[str, Any]], object],
+        leads: Callable[[], bool],
+        seen: Iterable[Event],
         poll_interval_s: float,
     ) -> None:
         self._slurm = slurm
@@ -47,8 +51,11 @@ class SlurmSide:
         self._leader_node = leader_node
         self._state = state
         self._feed = feed
+        self._leads = leads
         self._poll_interval_s = poll_interval_s
-        self._watch = NodeWatch()
+        episodes = Episodes()
+        episodes.restore(seen)
+        self._watch = NodeWatch(episodes)
         self._to_release: asyncio.Queue[str] = asyncio.Queue()
         self._comment: str | None = None
 
@@ -86,11 +93,11 @@ class SlurmSide:
     async def _shrink_without(self, nodes: set[str]) -> None:
         """Asks until Slurm answers. What Slurm has cut out of the job by itself needs no shrinking.
         SlurmRefused."""
-        while True:
+        while self._leads():
             try:
                 job = await asyncio.to_thread(self._slurm.job, self._job_id)
                 keep = [name for name in job.nodes if name not in nodes]
-                if len(keep) < len(job.nodes):
+                if len(keep) < len(job.nodes) and self._leads():
                     await asyncio.to_thread(self._slurm.shrink, self._job_id, keep)
                 return
             except SlurmUnavailable as error:
@@ -131,7 +138,7 @@ class SlurmSide:
         said: str | None = None
         while True:
             text = self._comment
-            if text is not None and text != said:
+            if text is not None and text != said and self._leads():
                 try:
                     await asyncio.to_thread(
                         self._slurm.set_comment, self._job_id, text.replace("JOBID", str(self._job_id))

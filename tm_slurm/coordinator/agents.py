@@ -1,0 +1,163 @@
+"""The leader's connections to the agents: what they report goes to the decisions, what they are told carries
+the term."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tm_slurm.control import Channel, ChannelClosed
+from tm_slurm.coordinator.clock import elapsed_s
+from tm_slurm.coordinator.decide import AGENT_INPUTS
+from tm_slurm.coordinator.election import Leadership
+from tm_slurm.coordinator.presence import Presence
+
+log = logging.getLogger("tm_slurm.leader")
+
+MALFORMED = (KeyError, TypeError, ValueError)
+"""What the decisions raise for a message that lacks something, or has it in the wrong type."""
+
+RETIRED_LIMIT_S = 5.0
+"""A retired agent whose process has not ended by then is not waited for: Slurm will end it."""
+
+Message = dict[str, Any]
+
+
+class Agents:
+    """`feed` takes an input of the decisions, and says whether this leader still leads. `aside` takes what
+    the decisions need not know, and says whether the message was of that sort. `node_of` says where a rank
+    is."""
+
+    def __init__(
+        self,
+        *,
+        leadership: Leadership,
+        presence: Presence,
+        feed: Callable[[Message], bool],
+        aside: Callable[[str, Message], bool],
+        node_of: Callable[[int], str | None],
+    ) -> None:
+        self._leadership = leadership
+        self._presence = presence
+        self._feed = feed
+        self._aside = aside
+        self._node_of = node_of
+        self._channels: dict[str, Channel] = {}
+        self._retired_at: dict[str, float] = {}
+        self._left = asyncio.Event()
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._channels
+
+    async def serve(self, channel: Channel, node: str) -> None:
+        """Listen to one agent until its connection ends."""
+        if int(channel.identity.get("term", 0)) > self._leadership.term:
+            log.warning("an agent knows a later leader node=%s term=%s", node, channel.identity["term"])
+            self._leadership.step_down()
+        if not self._leadership.holds():
+            channel.abort()
+            return
+        before = self._channels.get(node)
+        if before is not None:
+            before.abort()
+        self._channels[node] = channel
+        self._presence.came(node, elapsed_s())
+        self._send(node, {"kind": "led"})
+        self._feed({"kind": "node_joined", "node": node})
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                self._take(node, await channel.receive())
+        if self._channels.get(node) is channel:
+            del self._channels[node]
+            self._left.set()
+            if self._retired_at.pop(node, None) is not None:
+                self._gone(node)
+            else:
+                self._presence.went(node, elapsed_s())
+
+    def _take(self, node: str, message: Message) -> None:
+        if not self._leadership.holds():
+            return
+        kind = message.get("kind")
+        self._presence.heard(node, elapsed_s())
+        if self._aside(node, message):
+            return
+        if kind not in AGENT_INPUTS:
+            log.warning("refused a message node=%s kind=%s reason=unknown kind", node, kind)
+            return
+        if kind == "agent_retired":
+            self._retired_at[node] = elapsed_s()
+        try:
+            self._feed({**message, "node": node})
+            if kind == "broken":
+                self._accuse(message)
+        except MALFORMED as error:
+            log.warning("refused a message node=%s kind=%s reason=%r", node, kind, error)
+
+    def _accuse(self, message: Message) -> None:
+        accused = self._node_of(int(message["lost"])) if message.get("lost") is not None else None
+        if accused is not None:
+            self._presence.accuse(accused, elapsed_s())
+
+    def tell(self, node: str, slot: int | None, message: Message) -> bool:
+        """Send to a node's agent (slot None) or through it to a rank process. False when it is not connected:
+        what concerns it is said again when it connects."""
+        return self._send(node, {"slot": slot, "message": message})
+
+    def _send(self, node: str, frame: Message) -> bool:
+        channel = self._channels.get(node)
+        if channel is None:
+            return False
+        with contextlib.suppress(ChannelClosed):
+            channel.send({**frame, "term": self._leadership.term})
+            return True
+        return False
+
+    def say_alive(self) -> None:
+        """A sign of life to every agent."""
+        sign = {"renewal": self._leadership.renewal, "at": self._leadership.job_clock.now()}
+        for node in list(self._channels):
+            self._send(node, {"kind": "alive", **sign})
+
+    def give_up(self) -> None:
+        """Tell the decisions which agents are lost by now, and which retired ones have had their time."""
+        now = elapsed_s()
+        for node, reason in self._presence.lost(now).items():
+            self._presence.forget(node)
+            channel = self._channels.pop(node, None)
+            if channel is not None:
+                channel.abort()
+            self._feed({"kind": "node_lost", "node": node, "reason": reason})
+        for node, retired_at in list(self._retired_at.items()):
+            if now - retired_at > RETIRED_LIMIT_S:
+                del self._retired_at[node]
+                self._gone(node)
+
+    def _gone(self, node: str) -> None:
+        self._presence.forget(node)
+        self._feed({"kind": "agent_gone", "node": node})
+
+    async def farewell(self, message: Message, *, last: str, limit_s: float) -> None:
+        """Tell all agents the same, `last` after the others have gone or had `limit_s` to go."""
+        others = [name for name in self._channels if name != last]
+        for name in others:
+            self.tell(name, None, message)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._await_left(others), limit_s)
+        channel = self._channels.get(last)
+        if channel is not None:
+            self.tell(last, None, message)
+            await channel.drain(1.0)
+
+    async def _await_left(self, names: list[str]) -> None:
+        while any(name in self._channels for name in names):
+            self._left.clear()
+            await self._left.wait()
+
+    def close(self) -> None:
+        """End every connection."""
+        for channel in self._channels.values():
+            channel.abort()
