@@ -124,6 +124,21 @@ def test_a_restored_node_is_reached_by_its_neighbours_at_once(cluster: LocalClus
         cluster.run(ping, node="n1", cwd="/")
 
 
+def test_a_connection_outlives_a_cable_that_is_plugged_in_again(cluster: LocalCluster) -> None:
+    listener = start(cluster, "n2", LISTEN)
+    assert line(listener) == "listening"
+    talker = start(cluster, "n1", TALK, "n2")
+    assert line(talker) == "connected"
+    cluster.unplug("n2")
+    cluster.plug_in("n2")
+    assert host(cluster, "n2") == "on"
+    os.killpg(listener.pid, signal.SIGKILL)
+    listener.communicate(timeout=5)
+    print("", file=talker.stdin, flush=True)
+    assert line(talker).startswith("heard")
+    talker.communicate(timeout=5)
+
+
 def test_without_slurmd_the_tasks_go_on(cluster: LocalCluster) -> None:
     cluster.run(["sbatch", "-w", "n2", "--output=/dev/null", "--wrap=exec sleep 600"])
     tasks = until(lambda: {pid for pid in cluster.node_pids("n2") if command_name(pid) == "slurmstepd"})

@@ -3,7 +3,8 @@
 Dropout and all three global generators feed the loss, there is momentum, a schedule, and data by (step,
 rank). The option `gates` is a list of steps at which every rank waits until the file `gate-STEP` is in the
 job directory, so that a test decides what happens before a certain boundary. `busy`: how many small products
-make a step longer. `hang_at`: [rank, step]: that rank never comes out of that step, the first time.
+make a step longer; `pause_s`: seconds that it waits, as for a device, without using the CPU. `hang_at`:
+[rank, step]: that rank never comes out of that step, the first time.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def main() -> None:
         targets = torch.randn(16, 8, generator=generator) + 0.1 * float(numpy.random.rand())
         for _ in range(options["busy"]):
             torch.mm(inputs.T, inputs)
+        time.sleep(options["pause_s"])
         state["optimizer"].zero_grad()
         loss = nn.functional.mse_loss(state["model"](inputs), targets)
         loss.backward()

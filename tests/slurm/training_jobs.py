@@ -37,13 +37,13 @@ def until(what: str, test: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
 
 
 def config_text(directory: Path, **settings: Any) -> str:
-    """A config for the tiny training; `settings` are job.* keys, but for steps and gates."""
+    """A config for the tiny training; `settings` are job.* keys, but for steps, its options and `policy`."""
     steps = settings.pop("steps", 60)
     options = {key: settings.pop(key, default) for key, default in OPTIONS.items()}
     script = str(settings.pop("script", SCRIPT))
     job = {"name": "tiny", "nodes": 2, "standbys": 2, "directory": str(directory / "%j"), **settings}
     # a starved machine must not be taken for a dead one
-    policy = {"heartbeat_s": 0.1, "poll_interval_s": 0.5, "keepalive_s": 5.0}
+    policy = {"heartbeat_s": 0.1, "poll_interval_s": 0.5, "keepalive_s": 5.0, **settings.pop("policy", {})}
     train = {"script": script, "steps": steps, "options": options}
     return json.dumps({"job": job, "train": train, "policy": policy})  # JSON is YAML
 
@@ -51,7 +51,7 @@ def config_text(directory: Path, **settings: Any) -> str:
 AGENTS = {b"submitit.core._submit", b"tm_slurm.agent"}
 """The modules that an agent is started as."""
 
-OPTIONS: dict[str, Any] = {"gates": [], "crash_at": None, "hang_at": None, "busy": 0}
+OPTIONS: dict[str, Any] = {"gates": [], "crash_at": None, "hang_at": None, "busy": 0, "pause_s": 0.0}
 """What the tiny training understands, and its defaults."""
 
 

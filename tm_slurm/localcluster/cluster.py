@@ -155,6 +155,10 @@ class LocalCluster(ClusterAccess):
         """Pulls the node's network cable (mode namespaces): all goes on there, no packet comes or goes."""
         self._hosts().plug(self._known(node), connected=False)
 
+    def plug_in(self, node: str) -> None:
+        """Puts the cable of an unplugged node back; nothing else about it changes."""
+        self._hosts().plug(self._known(node), connected=True)
+
     def freeze(self, node: str) -> None:
         """Stops every process of the node where it is; its kernel still acknowledges packets."""
         self._signal(self._hosts(), node, signal.SIGSTOP, lambda process: not process.stopped())
