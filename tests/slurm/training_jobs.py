@@ -41,9 +41,9 @@ def config_text(directory: Path, **settings: Any) -> str:
     steps = settings.pop("steps", 60)
     options = {key: settings.pop(key, default) for key, default in OPTIONS.items()}
     script = str(settings.pop("script", SCRIPT))
-    job = {"name": "tiny", "nodes": 2, "standbys": 2, "directory": str(directory / "%j"), **settings}
     # a starved machine must not be taken for a dead one
     policy = {"heartbeat_s": 0.1, "poll_interval_s": 0.5, "keepalive_s": 5.0, **settings.pop("policy", {})}
+    job = {"name": "tiny", "nodes": 2, "standbys": 2, "directory": str(directory / "%j"), **settings}
     train = {"script": script, "steps": steps, "options": options}
     return json.dumps({"job": job, "train": train, "policy": policy})  # JSON is YAML
 
