@@ -157,9 +157,7 @@ def test_beginning_never_waits_for_the_network() -> None:
         with rank_of() as rank:
             state = big_state()
             rank.memory.reserve(state)
-            with rank.memory._changed:
-                ready = lambda: all(s.memory and s.use == "free" for s in rank.memory._slots)  # noqa: E731
-                assert rank.memory._changed.wait_for(ready, 10)
+            reserved_slots(rank)
             began = time.perf_counter()
             assert rank.begin(state, 1, deaf.address) and rank.begin(state, 2, deaf.address)
             assert not rank.begin(state, 3, deaf.address)
@@ -173,14 +171,20 @@ def test_reserved_memory_is_what_a_snapshot_is_packed_into() -> None:
     with vault_of() as vault, rank_of() as rank:
         state = training(1, 1)
         rank.memory.reserve(state)
-        with rank.memory._changed:
-            assert rank.memory._changed.wait_for(
-                lambda: all(s.memory is not None and s.use == "free" for s in rank.memory._slots), 10
-            )
-        addresses = {slot.memory.flat.data_ptr() for slot in rank.memory._slots if slot.memory}
+        addresses = {slot.memory.flat.data_ptr() for slot in reserved_slots(rank)}
         for step in range(1, 5):
             rank.store(state, step, vault)
         assert {slot.memory.flat.data_ptr() for slot in rank.memory._slots if slot.memory} == addresses
+
+
+def reserved_slots(rank: Rank) -> list[Any]:
+    """Both slots, once there is memory in them."""
+    slots = rank.memory._slots
+    with rank.memory._changed:
+        assert rank.memory._changed.wait_for(
+            lambda: all(slot.memory is not None and slot.use == "free" for slot in slots), 10
+        )
+    return slots
 
 
 def refusal_of(rank: Rank) -> str:
@@ -251,6 +255,26 @@ def test_what_was_fetched_is_a_snapshot_to_go_back_to() -> None:
         successor.store(state, 3, vault)
         successor.store(state, 4, vault)
         assert successor.memory.local(2) is None
+
+
+def test_a_standby_fetches_into_the_memory_that_it_has_reserved() -> None:
+    with vault_of() as vault, rank_of() as rank, rank_of() as successor:
+        state = training(1, 2)
+        rank.store(state, 2, vault)
+        standby = training(7, 1)
+        successor.memory.reserve(standby)
+        reserved = [slot.memory for slot in reserved_slots(successor)]
+        address = (HOST, vault.port)
+        stored = successor.memory.fetch(address, 0, 2, timeout_s=10, max_bytes=LIMIT)
+        assert any(stored is memory for memory in reserved)
+        assert successor.memory.local(2) is stored
+        assert unpack(standby, stored) == 2 and digest(standby) == digest(state)
+        with pytest.raises(StateError, match="rank 0 step 9"):
+            successor.memory.fetch(address, 0, 9, timeout_s=10, max_bytes=LIMIT)
+        assert successor.memory.local(2) is stored
+        successor.store(state, 3, vault)
+        successor.store(state, 4, vault)
+        assert all(slot.memory in reserved for slot in successor.memory._slots)
 
 
 def test_a_fetch_says_what_was_wrong() -> None:

@@ -113,7 +113,7 @@ class Vault:
         self._kept = self._kept_in = -1  # the step, and the epoch in which it was said
         self._epoch = 0
         self._changed = threading.Condition()
-        self._sockets: set[socket.socket] = set()
+        self._peers: dict[socket.socket, threading.Thread] = {}
         self._closed = False
         self._listener = socket.create_server((host, 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
@@ -153,11 +153,12 @@ class Vault:
         """Ends every connection and lets go of all memory."""
         with self._changed:
             self._closed = True
-            for sock in (self._listener, *self._sockets):
+            for sock in (self._listener, *self._peers):
                 _shut_down(sock)
             self._ranks.clear()
-            self._changed.wait_for(lambda: not self._sockets, GIVE_WAY_TIMEOUT_S)
-        self._thread.join(GIVE_WAY_TIMEOUT_S)
+            threads = [self._thread, *self._peers.values()]
+        for thread in threads:
+            thread.join(GIVE_WAY_TIMEOUT_S)
         self._listener.close()
 
     # ---- connections ----
@@ -173,11 +174,13 @@ class Vault:
                 time.sleep(0.1)  # out of descriptors: no event says when there are some again
                 continue
             with self._changed:
-                if self._closed or len(self._sockets) >= MAX_CONNECTIONS:
+                if self._closed or len(self._peers) >= MAX_CONNECTIONS:
                     sock.close()
                     continue
-                self._sockets.add(sock)
-            threading.Thread(target=self._serve, args=(sock,), name="tm-vault-peer", daemon=True).start()
+                self._peers[sock] = threading.Thread(
+                    target=self._serve, args=(sock,), name="tm-vault-peer", daemon=True
+                )
+                self._peers[sock].start()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -203,8 +206,7 @@ class Vault:
             log.info("a connection to the vault broke: %s", error)
         finally:
             with self._changed:
-                self._sockets.discard(sock)
-                self._changed.notify_all()
+                self._peers.pop(sock, None)
             sock.close()
 
     def _put(self, sock: socket.socket, frames: FrameSocket, request: dict[str, Any]) -> None:

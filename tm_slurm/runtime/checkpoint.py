@@ -145,7 +145,7 @@ def _write(stored: Stored, partial: Path, rank: int, owner: int, epoch: int) -> 
     if rank == owner:
         folder, tensors = shard_name(rank), _all_names(stored)
     else:
-        tensors = {piece.name: place for piece, place in pieces if piece.is_private}
+        tensors = {piece.name: _alone(place) for piece, place in pieces if piece.is_private}
         if sum(place.nbytes for place in tensors.values()) > PRIVATE_LIMIT_BYTES:
             folder = f"private-{rank:05d}"
         else:
@@ -176,11 +176,20 @@ def _write(stored: Stored, partial: Path, rank: int, owner: int, epoch: int) -> 
 
 def _all_names(stored: Stored) -> dict[str, torch.Tensor]:
     """Every tensor, those of modules under each of their names, as a state_dict() has them."""
-    named = {piece.name: place for piece, place in zip(stored.layout.pieces, stored.places, strict=True)}
+    tensors = [_alone(place) for place in stored.places]
+    named = {piece.name: tensor for piece, tensor in zip(stored.layout.pieces, tensors, strict=True)}
     for name, kind, position in stored.layout.aliases:
         if kind == MODULE:
-            named[name] = stored.places[position]
+            named[name] = tensors[position]
     return named
+
+
+def _alone(place: torch.Tensor) -> torch.Tensor:
+    """`place` as a tensor that has its memory for itself: torch would make a copy to save of any other."""
+    if place.numel() == 0:
+        return place
+    flat = torch.frombuffer(byte_view(place), dtype=place.dtype)
+    return flat.as_strided(place.shape, place.stride())
 
 
 @contextlib.contextmanager
@@ -210,13 +219,15 @@ def _cause(error: CheckpointException) -> str:
 # ---- reading ----
 
 
-def read(path: Path, rank: int) -> Stored:
+def read(path: Path, rank: int, *, into: Stored | None = None) -> Stored:
     """What `rank` had written in the checkpoint at `path`, every byte checked.
+
+    `into` lends its memory if its layout is the same.
 
     Raises StateError naming the file that is missing, cannot be read, or is not what was written.
     """
     try:
-        return _read(path, rank)
+        return _read(path, rank, into)
     except CheckpointException as error:
         raise StateError(f"the checkpoint of rank {rank} in {path}: {_cause(error)}") from error
     except OSError as error:
@@ -230,7 +241,7 @@ def read(path: Path, rank: int) -> Stored:
 
 
 @torch.no_grad()
-def _read(path: Path, rank: int) -> Stored:
+def _read(path: Path, rank: int, into: Stored | None) -> Stored:
     summary = summary_of(path)
     world_size = int(summary["world_size"])
     if not 0 <= rank < world_size:
@@ -240,7 +251,7 @@ def _read(path: Path, rank: int) -> Stored:
     if expected[rank_file(rank)] != [len(text), xxhash.xxh3_128_hexdigest(text)]:
         raise StateError(f"{path / rank_file(rank)}: it has changed since it was written (checksum)")
     content = read_json(text, str(path / rank_file(rank)))
-    stored = stored_from(content["head"], max_bytes=MAX_BYTES)
+    stored = stored_from(content["head"], max_bytes=MAX_BYTES, into=into)
     step, stored.step = stored.step, -1
     places = dict(zip(stored.layout.pieces, stored.places, strict=True))
     inline = content["tensors"]

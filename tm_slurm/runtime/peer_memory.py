@@ -168,10 +168,31 @@ class PeerMemory:
                     return slot.memory
         return None
 
+    def fetch(self, address: Address, rank: int, step: int, *, timeout_s: float, max_bytes: int) -> Stored:
+        """As `fetch`, into memory that was reserved if there is any; it is the newest complete one here then.
+
+        On a standby `reserve` after its shadow steps: memory that the kernel has yet to give costs more time
+        than the bytes take."""
+        with self._changed:
+            slot = next((slot for slot in self._slots if slot.use == FREE and slot.memory), None)
+            if slot is not None:
+                slot.use, slot.step = SENDING, -1
+        try:
+            into = slot.memory if slot is not None else None
+            stored = fetch(
+                address, self._secret, rank, step, timeout_s=timeout_s, max_bytes=max_bytes, into=into
+            )
+        finally:
+            if slot is not None:
+                self._let_go(slot)
+        self.adopt(stored)
+        return stored
+
     def adopt(self, stored: Stored) -> None:
         """What was fetched from a vault becomes the newest complete snapshot here."""
         with self._changed:
-            slot = next((slot for slot in self._slots if slot.use == FREE), None)
+            free = [slot for slot in self._slots if slot.use == FREE]
+            slot = next((slot for slot in free if slot.memory is stored), free[0] if free else None)
             if slot is not None:
                 slot.use, slot.step, slot.memory = STORED, stored.step, stored
         self.completed(stored.step)
