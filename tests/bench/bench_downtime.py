@@ -1,14 +1,16 @@
 """What unplanned failures cost, from the instant of the fault: 4 ranks on 4 nodes, 2 standbys, char_gpt.
 
-    python tests/bench/bench_downtime.py [--part process_death|power_off|unplugged|frozen|leader_node]
-        [--repeat 6]
+    python tests/bench/bench_downtime.py [--repeat 6]
+        [--part process_death|power_off|unplugged|frozen|leader_node|state|snapshots]
 
 Downtime = (commit time of the first new step at the slowest rank) - (instant of the fault) - (median steady
 step). Its parts add up to it: detect_s (until the job has heard of it), decide_s (until the survivors have
 stopped and agreed), switch_s (until the successor has built its role, links and private state), state_s
 (its transfer), redo_s (steps that had been committed and were done again), other_s (the rest of the first
-new step, less a steady one). Writes build/bench/downtime.json; a part that is not run keeps its figures from
-the run before.
+new step, less a steady one; less than nothing when the survivors have done their share of it by then).
+Beside them: a state's transfer against raw sockets, and what snapshots cost an undisturbed run.
+
+Writes build/bench/downtime.json; a part that is not run keeps its figures from the run before.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 
+import snapshot_overhead
+import state_transfer
 import torch
 from injected_faults import FAULTS
 from training_jobs import TrainingJob
@@ -42,6 +46,9 @@ BETWEEN = 10
 """Steps between two faults."""
 PARTS = ("detect_s", "decide_s", "switch_s", "state_s", "redo_s", "other_s")
 SILENT_MARGIN_S = 0.6
+STATES = {"state_256mb_ratio_floor": 256 << 20, "state_1gb_ratio_floor": 1 << 30}
+STATE_BAR = 1.5
+SNAPSHOT_BAR = 0.01
 
 
 def bars(detection_limit_s: float) -> dict[str, float]:
@@ -179,42 +186,83 @@ def table(faults: dict[str, list[dict[str, Any]]], limits: dict[str, float]) -> 
         print(*medians, "OVER" if median > limits[kind] else "", sep="  ")
 
 
-def run(parts: list[str], repeat: int, faults: dict[str, list[dict[str, Any]]]) -> None:
-    """Fill `faults` with what the kinds in `parts` have cost."""
+def faults_of(kinds: list[str], repeat: int) -> dict[str, list[dict[str, Any]]]:
+    """What faults of these kinds have cost."""
+    found: dict[str, list[dict[str, Any]]] = {}
     with (
         LocalCluster(nodes=ACTIVE + STANDBYS, mode="namespaces", name="bench-downtime") as cluster,
         tempfile.TemporaryDirectory(prefix="tm-slurm-bench-") as jobs,
     ):
-        for kind in parts:
+        for kind in kinds:
             directory = Path(jobs) / kind
             if kind == "process_death":
-                faults[kind] = process_deaths(cluster, directory, 2 * repeat)
+                found[kind] = process_deaths(cluster, directory, 2 * repeat)
             elif kind == "leader_node":
-                faults[kind] = leader_losses(cluster, directory, repeat)
+                found[kind] = leader_losses(cluster, directory, repeat)
             else:
-                faults[kind] = node_losses(cluster, directory, kind, repeat)
+                found[kind] = node_losses(cluster, directory, kind, repeat)
+    return found
+
+
+def states() -> dict[str, dict[str, Any]]:
+    """A state of each size against the floor of the same run."""
+    found = {}
+    for name, size in STATES.items():
+        found[name] = measured = state_transfer.measure(size)
+        ratios = measured["ratios"]
+        median = statistics.median(ratios)
+        print(f"{name}: median {median:.3f} ({min(ratios):.3f} to {max(ratios):.3f}), bar {STATE_BAR}")
+    return found
+
+
+def snapshots() -> dict[str, Any]:
+    with (
+        LocalCluster(nodes=ACTIVE, mode="namespaces", name="bench-snapshots") as cluster,
+        tempfile.TemporaryDirectory(prefix="tm-slurm-bench-") as jobs,
+    ):
+        measured = snapshot_overhead.measure(cluster, Path(jobs))
+    print(f"snapshot_overhead: {measured['overhead']:.4f}, bar {SNAPSHOT_BAR}")
+    return measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", action="append", choices=list(FAULTS))
+    parts = [*FAULTS, "state", "snapshots"]
+    parser.add_argument("--part", action="append", choices=parts)
     parser.add_argument("--repeat", type=int, default=6)
     arguments = parser.parse_args()
+    chosen = arguments.part or parts
     detection_limit_s = load(CONFIG).policy.keepalive_s
-    before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    faults: dict[str, list[dict[str, Any]]] = before.get("faults", {})
-    run(arguments.part or list(FAULTS), arguments.repeat, faults)
-    result = {
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else {"faults": {}, "figures": {}}
+    kinds = [part for part in chosen if part in FAULTS]
+    if kinds:
+        result["faults"] |= faults_of(kinds, arguments.repeat)
+        result["figures"] |= figures(result["faults"], detection_limit_s)
+    if "state" in chosen:
+        result["states"] = states()
+        for name, measured in result["states"].items():
+            result["figures"][name] = statistics.median(measured["ratios"])
+    if "snapshots" in chosen:
+        result["snapshots"] = snapshots()
+        result["figures"]["snapshot_overhead"] = result["snapshots"]["overhead"]
+    limits = bars(detection_limit_s)
+    result |= {
         "name": "downtime",
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "figures": {**before.get("figures", {}), **figures(faults, detection_limit_s)},
-        "bars": bars(detection_limit_s),
-        "faults": faults,
+        "bars": {
+            **{f"{kind}_s": limit for kind, limit in limits.items()},
+            **dict.fromkeys(STATES, STATE_BAR),
+            "snapshot_overhead": SNAPSHOT_BAR,
+        },
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    table(faults, bars(detection_limit_s))
+    table(result["faults"], limits)
+    for name, bar in result["bars"].items():
+        if name in result["figures"]:
+            value = result["figures"][name]
+            print(f"{name:>24} {value:8.4f}  bar {bar:6.3f}  {'OVER' if value > bar else ''}")
 
 
 if __name__ == "__main__":
