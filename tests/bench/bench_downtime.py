@@ -82,12 +82,14 @@ class Experiment:
     def inject(self, kind: str, rank: int, standbys: int) -> dict[str, Any]:
         """One fault on the node of `rank` once `standbys` are warm; what it cost."""
         job = self.job
-        job.until(f"{standbys} warm standbys and a running pace", lambda: self._is_calm(standbys))
+        calm = job.unless_failed(lambda: self._is_calm(standbys))
+        job.until(f"{standbys} warm standbys and a running pace", calm)
         node = job.seats()[rank]
         known = len(job.files.notes("downtime"))
         warm_for = {str(entry["node"]): int(entry["rank"]) for entry in job.files.notes("warm")}
         at = FAULTS[kind](job, node)
-        cost = job.until(f"the downtime of {kind} on {node}", lambda: job.files.notes("downtime")[known:])[0]
+        new = job.unless_failed(lambda: job.files.notes("downtime")[known:])
+        cost = job.until(f"the downtime of {kind} on {node}", new)[0]
         detected_at = float(cost["started_at"])
         parts = {"detect_s": detected_at - at, **cost["parts"]}
         downtime = float(cost["at"]) - at - float(cost["steady_step_s"])

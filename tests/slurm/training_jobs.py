@@ -21,6 +21,9 @@ from tm_slurm.slurm.scontrol_text import parse_jobs
 
 LOOK_S = 0.03
 LIMIT_S = 90.0
+AFTERWORD_S = 3.0
+"""What is awaited of a job may still come so long after it has failed."""
+
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 TM_SLURM = str(Path(sys.executable).with_name("tm-slurm"))
 
@@ -91,7 +94,23 @@ class TrainingJob:
                     return entry
             return None
 
-        return self.until(f"{what} {fields}", find)
+        return self.until(f"{what} {fields}", self.unless_failed(find))
+
+    def unless_failed(self, test: Callable[[], Any]) -> Callable[[], Any]:
+        """The same question, which is not asked any more when the job has failed."""
+        failed_at: list[float] = []
+
+        def ask() -> Any:
+            verdict = self.files.verdict()
+            found = test()
+            if found or verdict is None or verdict["state"] != "failed":
+                return found
+            failed_at.append(time.monotonic())
+            if failed_at[-1] - failed_at[0] > AFTERWORD_S:
+                raise AssertionError(f"in vain, the job has failed: {verdict['reason']}")
+            return None
+
+        return ask
 
     def until(self, what: str, test: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
         """As `until` alone, and what has happened so far when it fails."""
@@ -101,7 +120,9 @@ class TrainingJob:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
     def at_step(self, step: int) -> None:
-        self.until(f"step {step}", lambda: any(s["step"] >= step for s in self.files.steps()))
+        self.until(
+            f"step {step}", self.unless_failed(lambda: any(s["step"] >= step for s in self.files.steps()))
+        )
 
     def open_gate(self, step: int) -> None:
         (self.files.job_dir / f"gate-{step}").touch()
@@ -120,7 +141,7 @@ class TrainingJob:
         def warm() -> bool:
             return len({entry["node"] for entry in self.files.notes("warm")}) >= count
 
-        self.until(f"{count} warm standbys", warm)
+        self.until(f"{count} warm standbys", self.unless_failed(warm))
 
     def rank_pid(self, node: str) -> int:
         """The rank process of a node (one a node); AssertionError when there is none."""
