@@ -26,7 +26,7 @@ from tm_slurm.state.layout import layout_of, read_layout
 
 torch.set_num_threads(1)
 
-GREETING = struct.pack(">8sII", b"tmstate\x01", 0, 1)
+GREETING = struct.pack(">8sIIII", b"tmstate\x02", 0, 1, 0, 1)
 
 
 def model(width: int = 8) -> dict[str, Any]:

@@ -180,7 +180,12 @@ class Vault:
                 self._peers[sock] = threading.Thread(
                     target=self._serve, args=(sock,), name="tm-vault-peer", daemon=True
                 )
-                self._peers[sock].start()
+                try:
+                    self._peers[sock].start()
+                except RuntimeError as error:  # no thread can be had just now
+                    log.warning("the vault could not serve a connection: %s", error)
+                    del self._peers[sock]
+                    sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         try:

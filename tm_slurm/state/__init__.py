@@ -21,9 +21,10 @@ from tm_slurm.state.errors import StateError, StateRefused
 from tm_slurm.state.mark import Mark, mark
 from tm_slurm.state.private import give_private, private_buffers, take_private
 from tm_slurm.state.rate import raw_rate, receive_raw, send_raw
+from tm_slurm.state.receiving import Receiver, ReceiveReport, receive
 from tm_slurm.state.restore import restore
 from tm_slurm.state.stored import Stored, pack, read_head, replica_key, unpack
-from tm_slurm.state.transfer import Receiver, ReceiveReport, Sender, SendReport, receive, send
+from tm_slurm.state.transfer import Sender, SendReport, send
 
 __all__ = [
     "Mark",

@@ -26,11 +26,24 @@ class Block:
         return self.stop - self.start
 
 
-def plan_streams(sizes: Sequence[int], streams: int) -> list[list[Block]]:
+def plan_streams(sizes: Sequence[int], streams: int, share: tuple[int, int] = (0, 1)) -> list[list[Block]]:
     """The blocks of each of `streams` connections, in order, for pieces of `sizes` bytes.
 
-    Each connection carries nearly the same number of bytes.
+    `share` (i, n): those of source i of n only, which together send everything; a large piece comes from
+    several. Each source, and each of its connections, carries nearly the same number of bytes.
     """
+    number, sources = share
+    spread: list[list[Block]] = [[] for _ in range(streams)]
+    total, before = max(sum(sizes), 1), 0
+    for block in _blocks(sizes):
+        at = before * sources * streams // total - number * streams
+        if 0 <= at < streams:
+            spread[at].append(block)
+        before += block.nbytes
+    return spread
+
+
+def _blocks(sizes: Sequence[int]) -> list[Block]:
     blocks: list[Block] = []
     pack: list[int] = []
     pack_bytes = 0
@@ -48,9 +61,4 @@ def plan_streams(sizes: Sequence[int], streams: int) -> list[list[Block]]:
                 pack, pack_bytes = [], 0
     if pack:
         blocks.append(Block(tuple(pack), 0, pack_bytes))
-    spread: list[list[Block]] = [[] for _ in range(streams)]
-    total, before = max(sum(sizes), 1), 0
-    for block in blocks:
-        spread[before * streams // total].append(block)
-        before += block.nbytes
-    return spread
+    return blocks

@@ -124,7 +124,7 @@ class Connection:
         except StateError:
             return
 
-    def shut_down(self) -> None:
-        """Ends both directions at once, so that neither side waits. The caller still closes it."""
+    def shut_down(self, how: int = socket.SHUT_RDWR) -> None:
+        """Ends both directions at once, or the one in `how`, so that nobody waits. The caller closes it."""
         with contextlib.suppress(OSError):  # it was not connected any longer
-            self.sock.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(how)

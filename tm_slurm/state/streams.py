@@ -6,17 +6,19 @@ storage.
 
 from __future__ import annotations
 
+import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import xxhash
 
-from tm_slurm.state.blocks import Block
+from tm_slurm.state.blocks import Block, plan_streams
 from tm_slurm.state.connection import Connection, Deadline
 from tm_slurm.state.errors import StateError
-from tm_slurm.state.layout import Piece
+from tm_slurm.state.layout import Layout, Piece
 from tm_slurm.state.tensors import byte_view, is_direct, lies_as, write_in_place
 
 
@@ -46,60 +48,79 @@ class Memory:
         write_in_place(self._name, self._tensor, self._staging)
 
 
-def send_blocks(
-    connection: Connection,
-    blocks: Sequence[Block],
-    memories: Sequence[Memory],
-    pieces: Sequence[Piece],
-    deadline: Deadline,
-) -> None:
-    """The blocks' bytes one after the other, then their checksums (8 bytes each)."""
-    checksums = []
-    for block in blocks:
-        data: memoryview | bytes
-        if len(block.pieces) > 1:
-            data = b"".join([memories[position].view for position in block.pieces])
-        else:
-            data = memories[block.pieces[0]].view[block.start : block.stop]
-        checksums.append(xxhash.xxh3_64_intdigest(data))
-        connection.send(data, deadline, describe(block, pieces))
-    connection.send(struct.pack(f">{len(checksums)}Q", *checksums), deadline, "the checksums")
+@dataclass(frozen=True)
+class Stream:
+    """The blocks that go over one connection, and where their bytes are on this side."""
+
+    connection: Connection
+    blocks: Sequence[Block]
+    memories: Mapping[int, Memory]
+    pieces: Sequence[Piece]
+
+    def send(self, deadline: Deadline) -> None:
+        """The blocks' bytes one after the other, then their checksums (8 bytes each)."""
+        checksums = []
+        for block in self.blocks:
+            data: memoryview | bytes
+            if len(block.pieces) > 1:
+                data = b"".join([self.memories[position].view for position in block.pieces])
+            else:
+                data = self._inside(block)
+            checksums.append(xxhash.xxh3_64_intdigest(data))
+            self.connection.send(data, deadline, describe(block, self.pieces))
+        trailer = struct.pack(f">{len(checksums)}Q", *checksums)
+        self.connection.send(trailer, deadline, "the checksums")
+
+    def receive(self, deadline: Deadline) -> None:
+        """Fills the pieces' memory; StateError naming the first tensors whose checksum differs."""
+        checksums = []
+        for block in self.blocks:
+            small = len(block.pieces) > 1
+            data = memoryview(bytearray(block.nbytes)) if small else self._inside(block)
+            self.connection.receive_into(data, deadline, describe(block, self.pieces))
+            checksums.append(xxhash.xxh3_64_intdigest(data))
+            if small:
+                self._spread(block, data)
+        trailer = bytearray(8 * len(checksums))
+        self.connection.receive_into(memoryview(trailer), deadline, "the checksums")
+        expected = struct.unpack(f">{len(checksums)}Q", trailer)
+        for block, here, there in zip(self.blocks, checksums, expected, strict=True):
+            if here != there:
+                raise StateError(
+                    f"{describe(block, self.pieces)}: checksum {there:016x} at the sender, {here:016x} here; "
+                    "the bytes changed on the way"
+                )
+
+    def _inside(self, block: Block) -> memoryview:
+        return self.memories[block.pieces[0]].view[block.start : block.stop]
+
+    def _spread(self, block: Block, data: memoryview) -> None:
+        start = 0
+        for position in block.pieces:
+            view = self.memories[position].view
+            view[:] = data[start : start + len(view)]
+            start += len(view)
 
 
-def receive_blocks(
-    connection: Connection,
-    blocks: Sequence[Block],
-    memories: Sequence[Memory],
-    pieces: Sequence[Piece],
-    deadline: Deadline,
-) -> None:
-    """Fills the pieces' memory; StateError naming the first tensors whose checksum differs."""
-    checksums = []
-    for block in blocks:
-        what = describe(block, pieces)
-        if len(block.pieces) > 1:
-            data = memoryview(bytearray(block.nbytes))
-            connection.receive_into(data, deadline, what)
-            start = 0
-            for position in block.pieces:
-                view = memories[position].view
-                stop = start + len(view)
-                view[:] = data[start:stop]
-                start = stop
-        else:
-            data = memories[block.pieces[0]].view[block.start : block.stop]
-            connection.receive_into(data, deadline, what)
-        checksums.append(xxhash.xxh3_64_intdigest(data))
-    trailer = bytearray(8 * len(checksums))
-    connection.receive_into(memoryview(trailer), deadline, "the checksums")
-    for block, found, expected in zip(
-        blocks, checksums, struct.unpack(f">{len(checksums)}Q", trailer), strict=True
-    ):
-        if found != expected:
-            raise StateError(
-                f"{describe(block, pieces)}: checksum {expected:016x} at the sender, {found:016x} here; "
-                "the bytes changed on the way"
-            )
+def streams_of(
+    connections: Sequence[Connection],
+    layout: Layout,
+    tensors: Sequence[torch.Tensor],
+    share: tuple[int, int],
+    memories: dict[int, Memory],
+) -> list[Stream]:
+    """What goes over each of `connections` between the source with `share` and its receiver.
+
+    `tensors` are this side's, piece by piece; `memories` gets those of the pieces that are not in it yet.
+    """
+    plan = plan_streams([piece.nbytes for piece in layout.pieces], len(connections), share)
+    for position in {position for blocks in plan for block in blocks for position in block.pieces}:
+        if position not in memories:
+            memories[position] = Memory(layout.pieces[position], tensors[position])
+    return [
+        Stream(connection, blocks, memories, layout.pieces)
+        for connection, blocks in zip(connections, plan, strict=True)
+    ]
 
 
 def describe(block: Block, pieces: Sequence[Piece]) -> str:
@@ -110,10 +131,17 @@ def describe(block: Block, pieces: Sequence[Piece]) -> str:
     return f"{first} bytes {block.start} to {block.stop}"
 
 
-def in_parallel(work: Callable[[int], None], connections: Sequence[Connection]) -> None:
+def in_parallel(
+    work: Callable[[int], None],
+    connections: Sequence[Connection],
+    *,
+    controls: Sequence[Connection] = (),
+    wake: int = socket.SHUT_RDWR,
+) -> None:
     """`work(index)` for each connection at once, the first in this thread.
 
-    The first failure ends all of them and is raised.
+    The first failure ends all of them and is raised. Of those in `controls` only the direction `wake` ends:
+    in the other one a reason can still be told.
     """
     failures: list[BaseException] = []
     lock = threading.Lock()
@@ -124,8 +152,8 @@ def in_parallel(work: Callable[[int], None], connections: Sequence[Connection]) 
         except BaseException as error:  # raised below, in the calling thread
             with lock:
                 failures.append(error)
-            for connection in connections[1:]:
-                connection.shut_down()
+            for connection in connections:
+                connection.shut_down(wake if connection in controls else socket.SHUT_RDWR)
 
     threads = [
         threading.Thread(target=guarded, args=(index,), name=f"state-{index}", daemon=True)
