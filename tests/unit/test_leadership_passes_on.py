@@ -264,10 +264,11 @@ def test_the_journal_gives_back_what_was_written(tmp_path: Path) -> None:
     first.close()
     assert numbers(tmp_path) == [0, 1, 2]
     second = journal(tmp_path, 2)
-    assert [record["number"] for record in second.inherited()] == [0, 1, 2]
+    assert [record["number"] for _, record in second.inherited()] == [0, 1, 2]
     second.append({"number": 3})
     third = journal(tmp_path, 3)
-    assert [record["number"] for record in third.inherited()] == [0, 1, 2, 3] == numbers(tmp_path)
+    told = [(term, record["number"]) for term, record in third.inherited()]
+    assert told == [(1, 0), (1, 1), (1, 2), (2, 3)] and numbers(tmp_path) == [0, 1, 2, 3]
 
 
 def test_what_an_old_leader_writes_late_is_not_history(tmp_path: Path) -> None:
@@ -279,7 +280,7 @@ def test_what_an_old_leader_writes_late_is_not_history(tmp_path: Path) -> None:
     third = journal(tmp_path, 3)
     first.append({"number": 667})
     second.append({"number": 668})
-    assert [record["number"] for record in third.inherited()] == [0, 1] == numbers(tmp_path)
+    assert [record["number"] for _, record in third.inherited()] == [0, 1] == numbers(tmp_path)
 
 
 def test_the_first_leader_says_what_every_leader_must_agree_on(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ class Following:
         self._quiet_since = self._heard_at = elapsed_s()
         self.term = 0
         """The newest term heard of: what an older leader says is refused."""
+        self.place = (0, 0)
+        """How far this agent has obeyed what it was told (see tm_slurm.coordinator.orders)."""
 
     def alone_for_s(self) -> float:
         """Seconds since a leader was heard."""
@@ -102,7 +104,7 @@ class Following:
         return leader.node, leader.term, elapsed_s() - self._quiet_since
 
     async def _dial(self, leader: LeaderFile) -> Channel | None:
-        identity = {**self._identity, "role": "agent", "term": self.term}
+        identity = {**self._identity, "role": "agent", "place": self.place}
         dialling = connect(leader.host, leader.port, self._secret, identity, timeout_s=CONNECT_TIMEOUT_S)
         try:
             return await self._awaited(dialling, leader)
@@ -143,5 +145,10 @@ class Following:
             self._led()
         elif kind == "alive":
             self._watch.heard(term, int(message["renewal"]), float(message["at"]))
-        else:
+        elif message.get("place") is None:
             await self._obey(message)
+        else:
+            place = (int(message["place"][0]), int(message["place"][1]))
+            if place > self.place:  # else it is said again, and was obeyed the first time
+                await self._obey(message)
+                self.place = place

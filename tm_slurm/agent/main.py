@@ -20,6 +20,7 @@ from tm_slurm.agent.leading import Leading
 from tm_slurm.agent.orphans import adopt_orphans
 from tm_slurm.agent.ranks import Command, Ranks, argv_of
 from tm_slurm.agent.surroundings import Surroundings
+from tm_slurm.agent.vault import Vault
 from tm_slurm.config import Config, load
 from tm_slurm.control import read_secret
 from tm_slurm.coordinator.awaiting import first_of
@@ -65,6 +66,7 @@ class Agent:
             cpus_per_rank=config.job.cpus_per_rank,
         )
         self._ranks = Ranks(command, config.job.ranks_per_node, self._report)
+        self._vault = Vault(self._secret, self._host, max_bytes=policy.snapshot_memory << 20)
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._watch = LeaderWatch(job_dir, surroundings.attempt, policy.lease_s)
         self._leading = Leading(
@@ -115,6 +117,7 @@ class Agent:
                 task.cancel()
             await self._ranks.end_all()
             await self._leading.ended(CONNECT_TIMEOUT_S)
+            self._vault.close()
 
     # ---- the leader ----
 
@@ -149,6 +152,8 @@ class Agent:
                 heartbeat_s=policy.heartbeat_s,
                 start_timeout_s=policy.start_timeout_s,
                 reconnect_s=policy.keepalive_s,
+                watchdog_floor_s=policy.watchdog_floor_s,
+                watchdog_factor=policy.watchdog_factor,
             ),
             sure=sure,
         )
@@ -158,9 +163,14 @@ class Agent:
         if not self._leading.stop("the job was cancelled (SIGTERM)"):
             self._finish(EXIT_TERMINATED)
 
+    def time_is_nearly_over(self) -> None:
+        """SIGUSR2: Slurm's warning before the time limit (sbatch --signal), or before preemption."""
+        self._say({"kind": "time_limit", "reason": f"Slurm's warning (SIGUSR2) on {self._surroundings.node}"})
+
     def _led(self) -> None:
         """A leader has greeted: it must know what is true here, and what the one before may not have
         heard."""
+        self._following.send({"kind": "vault", "host": self._host, "port": self._vault.port})
         for message in (*self._ranks.facts(), *self._recent):
             self._following.send(message)
 
@@ -173,7 +183,9 @@ class Agent:
     async def _obey(self, order: dict[str, Any]) -> None:
         kind = order["kind"]
         if kind == "spawn":
-            await self._ranks.start_missing()
+            await self._ranks.start_missing(order.get("slots"))
+        elif kind == "keep":
+            self._vault.keep(int(order["step"]))
         elif kind == "kill":
             await self._ranks.end_all(grace_s=0.0)
         elif kind == "retire":
@@ -205,7 +217,7 @@ class Agent:
             self._say({"kind": "beat", "ranks": [beat]})
         if message["kind"] == "process_exited" and message.get("tail"):
             log.warning("last lines of slot %d:\n%s", message["slot"], message["tail"])
-        if message["kind"] in LASTING or message["kind"] == "private":
+        if message["kind"] in LASTING or message["kind"] == "ward":
             self._following.send(message)
         else:
             self._say(message)
@@ -219,7 +231,8 @@ class Agent:
         while True:
             await asyncio.sleep(self._config.policy.heartbeat_s)
             self._ranks.look(time.monotonic())
-            self._say({"kind": "beat", "ranks": self._ranks.take_beats()})
+            beats = self._ranks.take_beats()
+            self._say({"kind": "beat", "ranks": beats, "place": self._following.place})
 
     def _in_background(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -234,9 +247,7 @@ async def _main(job_dir: Path) -> int:
     slurm = connect_to_slurm() if surroundings.job_id is not None else None
     agent = Agent(job_dir, load(job_dir / "config.yaml"), surroundings, slurm)
     loop = asyncio.get_running_loop()
-    # SIGUSR2 is Slurm's warning before the time limit; until checkpoints exist it must at least not kill the
-    # agent.
-    loop.add_signal_handler(signal.SIGUSR2, lambda: log.warning("SIGUSR2: the time limit is near"))
+    loop.add_signal_handler(signal.SIGUSR2, agent.time_is_nearly_over)
     loop.add_signal_handler(signal.SIGTERM, agent.terminated)
     return await agent.run()
 

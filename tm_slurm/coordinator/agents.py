@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tm_slurm.control import Channel, ChannelClosed
+from tm_slurm.coordinator.actions import Tell
 from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.decide import AGENT_INPUTS
 from tm_slurm.coordinator.election import Leadership
+from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
 
 log = logging.getLogger("tm_slurm.leader")
@@ -36,12 +38,14 @@ class Agents:
         *,
         leadership: Leadership,
         presence: Presence,
+        orders: Orders,
         feed: Callable[[Message], bool],
         aside: Callable[[str, Message], bool],
         node_of: Callable[[int], str | None],
     ) -> None:
         self._leadership = leadership
         self._presence = presence
+        self._orders = orders
         self._feed = feed
         self._aside = aside
         self._node_of = node_of
@@ -54,9 +58,6 @@ class Agents:
 
     async def serve(self, channel: Channel, node: str) -> None:
         """Listen to one agent until its connection ends."""
-        if int(channel.identity.get("term", 0)) > self._leadership.term:
-            log.warning("an agent knows a later leader node=%s term=%s", node, channel.identity["term"])
-            self._leadership.step_down()
         if not self._leadership.holds():
             channel.abort()
             return
@@ -66,6 +67,9 @@ class Agents:
         self._channels[node] = channel
         self._presence.came(node, elapsed_s())
         self._send(node, {"kind": "led"})
+        self.obeyed(node, channel.identity.get("place"))
+        for frame in self._orders.waiting(node):
+            self._send(node, frame)
         self._feed({"kind": "node_joined", "node": node})
         with contextlib.suppress(ChannelClosed):
             while True:
@@ -102,19 +106,26 @@ class Agents:
         if accused is not None:
             self._presence.accuse(accused, elapsed_s())
 
-    def tell(self, node: str, slot: int | None, message: Message) -> bool:
-        """Send to a node's agent (slot None) or through it to a rank process. False when it is not connected:
-        what concerns it is said again when it connects."""
-        return self._send(node, {"slot": slot, "message": message})
+    def tell(self, order: Tell) -> None:
+        """Send to a node's agent (slot None) or through it to a rank process; again when it connects next, if
+        it has not said by then that it was heard."""
+        self._send(order.node, self._orders.add(order, self._leadership.term))
 
-    def _send(self, node: str, frame: Message) -> bool:
+    def say(self, node: str, message: Message, *, slot: int | None = None) -> None:
+        """Send an order that is of no use to a node, or to a rank process of it, that does not hear it
+        now."""
+        self._send(node, {"slot": slot, "message": message, "place": None})
+
+    def obeyed(self, node: str, place: Any) -> None:
+        """An agent says how far it has obeyed what it was told."""
+        if place is not None:
+            self._orders.heard(node, (int(place[0]), int(place[1])))
+
+    def _send(self, node: str, frame: Message) -> None:
         channel = self._channels.get(node)
-        if channel is None:
-            return False
-        with contextlib.suppress(ChannelClosed):
-            channel.send({**frame, "term": self._leadership.term})
-            return True
-        return False
+        if channel is not None:
+            with contextlib.suppress(ChannelClosed):
+                channel.send({**frame, "term": self._leadership.term})
 
     def say_alive(self) -> None:
         """A sign of life to every agent."""
@@ -144,12 +155,12 @@ class Agents:
         """Tell all agents the same, `last` after the others have gone or had `limit_s` to go."""
         others = [name for name in self._channels if name != last]
         for name in others:
-            self.tell(name, None, message)
+            self.say(name, message)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._await_left(others), limit_s)
         channel = self._channels.get(last)
         if channel is not None:
-            self.tell(last, None, message)
+            self.say(last, message)
             await channel.drain(1.0)
 
     async def _await_left(self, names: list[str]) -> None:

@@ -58,8 +58,8 @@ class Journal:
         self._file = self.path.open("ab", buffering=0)
         self.append({"kind": "continues", "of": self._pieces, "about": self.about})
 
-    def inherited(self) -> Iterator[dict[str, Any]]:
-        """What earlier leaders have written, in order."""
+    def inherited(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What earlier leaders have written, in order, and in which term."""
         return _records(self._job_dir, self._attempt, self._pieces)
 
     def append(self, record: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def history(
 def replay(job_dir: Path, attempt: int) -> Iterator[dict[str, Any]]:
     """The whole history of a start of the job, in order; nothing when there is none yet."""
     pieces, _ = history(job_dir, attempt)
-    return _records(job_dir, attempt, pieces)
+    return (record for _, record in _records(job_dir, attempt, pieces))
 
 
 def _terms(job_dir: Path, attempt: int) -> Iterator[int]:
@@ -121,9 +121,9 @@ def _head(data: bytes) -> dict[str, Any] | None:
     return json.loads(line) if newline else None
 
 
-def _records(job_dir: Path, attempt: int, pieces: list[Piece]) -> Iterator[dict[str, Any]]:
+def _records(job_dir: Path, attempt: int, pieces: list[Piece]) -> Iterator[tuple[int, dict[str, Any]]]:
     for term, size in pieces:
         with journal_path(job_dir, attempt, term).open("rb") as file:
             file.readline()
             while file.tell() < size:
-                yield json.loads(file.readline())
+                yield term, json.loads(file.readline())

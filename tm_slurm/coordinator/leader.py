@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,10 +24,12 @@ from tm_slurm.coordinator.decide import Decisions
 from tm_slurm.coordinator.election import Leadership, write_atomically
 from tm_slurm.coordinator.journal import Journal
 from tm_slurm.coordinator.model import JobState, Plan
+from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.requests import Requests
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
+from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Event, EventError
 from tm_slurm.observe.record import Record
 from tm_slurm.slurm import Slurm
@@ -58,6 +59,14 @@ class Limits:
     heartbeat_s: float
     start_timeout_s: float
     reconnect_s: float
+    watchdog_floor_s: float = 60.0
+    watchdog_factor: float = 10.0
+
+
+def newest_checkpoint(job_dir: Path) -> Path | None:
+    """The newest that was made visible: whoever restores it checks it (tm_slurm.runtime.checkpoint)."""
+    found = sorted((job_dir / "checkpoints").glob("step-" + "[0-9]" * 8))
+    return found[-1] if found else None
 
 
 class Leader:
@@ -85,7 +94,11 @@ class Leader:
         self._secret = secret
         self._limits = limits
         self._slurm = slurm
-        self._privates: dict[int, deque[Message]] = {}
+        self._wards: dict[tuple[int, int], list[Message]] = {}
+        """(epoch, rank) → private states that its buddy has handed in for that recovery"""
+        self._watchdog = Watchdog(
+            plan.world_size, floor_s=limits.watchdog_floor_s, factor=limits.watchdog_factor
+        )
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._end: End | None = None
         self._started_at = elapsed_s()
@@ -96,6 +109,7 @@ class Leader:
         plan = replace(plan, batch_host=self._journal.about["batch_host"])
         self._record = Record(self.job_dir, plan.world_size)
         self._decisions = Decisions(JobState.initial(plan), node)
+        self._orders = Orders()
         self._seen: list[Event] = []
         self._slurm_side: SlurmSide | None = None
         self._replayed = 0
@@ -116,6 +130,7 @@ class Leader:
         self._agents = Agents(
             leadership=leadership,
             presence=self._presence,
+            orders=self._orders,
             feed=self._feed,
             aside=self._took_aside,
             node_of=self._node_of,
@@ -126,11 +141,13 @@ class Leader:
         """Take every decision that the leaders before have taken; returns the job's comment that this led
         to."""
         comment = None
-        for given in self._journal.inherited():
+        for term, given in self._journal.inherited():
             with contextlib.suppress(*MALFORMED):  # as it was refused when it came
-                for action in self._decisions.handle(given):
+                for action in self._decide(given):
+                    if isinstance(action, Tell):
+                        self._orders.add(action, term)
                     comment = action if isinstance(action, Comment) else comment
-            with contextlib.suppress(EventError):
+            with contextlib.suppress(EventError, *MALFORMED):
                 self._seen += [Event.from_json(event) for event in given.get("events", ())]
             self._replayed += 1
             if self._leadership.is_due():  # a long history must not cost the lease
@@ -155,8 +172,8 @@ class Leader:
             if self._slurm_side is not None:
                 loops += self._slurm_side.start()
             outcome = await first_of(self._outcome, loops)
-            if outcome == "ended" and self._end is not None:
-                await self._end_job(self._end)
+            if outcome == "ended" and self._end is not None and not await self._end_job(self._end):
+                outcome = "deposed"
         finally:
             for task in loops:
                 task.cancel()
@@ -178,6 +195,9 @@ class Leader:
                 if node.agent_up:
                     self._presence.expect(node.name, elapsed_s())
         self._feed({"kind": "led", "node": self.node, "term": self._leadership.term})
+        found = newest_checkpoint(self.job_dir) if self._replayed == 0 else None
+        if found is not None:
+            self._feed({"kind": "checkpoint_found", "step": int(found.name[5:]), "path": str(found)})
         self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
         log.info("leading node=%s term=%d replayed=%d", self.node, self._leadership.term, self._replayed)
         if self.state.verdict is not None:  # the leader before was lost between its verdict and its farewell
@@ -208,8 +228,13 @@ class Leader:
         if not self._leadership.holds():  # the disk has taken longer than the lease
             self._over("deposed")
             return False
-        self._perform(self._decisions.handle(given))
+        self._perform(self._decide(given))
         return True
+
+    def _decide(self, given: Message) -> list[Action]:
+        if given["kind"] == "node_lost":
+            self._orders.drop(given["node"])
+        return self._decisions.handle(given)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -227,10 +252,17 @@ class Leader:
     def _took_aside(self, node: str, message: Message) -> bool:
         """What the decisions need not know: heartbeats, and private states."""
         if message.get("kind") == "beat":
+            self._agents.obeyed(node, message.get("place"))
             for report in message["ranks"]:
                 self._record.beat(node, report)
+                for step, _, seconds, _ in report["steps"]:
+                    self._watchdog.committed(int(report["rank"]), int(step), float(seconds), elapsed_s())
             return True
-        return self._took_private(message)
+        if message.get("kind") == "whereabouts":
+            waiting, since_s = bool(message["waiting"]), float(message["since_s"])
+            self._watchdog.whereabouts(int(message["rank"]), waiting=waiting, since_s=since_s)
+            return True
+        return self._took_ward(message)
 
     # ---- actions ----
 
@@ -251,9 +283,9 @@ class Leader:
                 self._ended(action)
 
     def _tell(self, action: Tell) -> None:
-        message = self._with_private(action.message)
+        message = self._with_ward(action.message)
         if message is not None:
-            self._agents.tell(action.node, action.slot, message)
+            self._agents.tell(replace(action, message=message))
 
     def _noted(self, note: Note) -> None:
         at = time.time()
@@ -273,7 +305,7 @@ class Leader:
         if node not in self._agents:
             asyncio.get_running_loop().call_soon(self._feed, {"kind": "resign_failed", "to": node})
         elif not self._outcome.done():
-            self._agents.tell(node, None, {"kind": "lead"})
+            self._agents.say(node, {"kind": "lead"})
             self._over("resigned")
 
     def _ended(self, action: End) -> None:
@@ -283,21 +315,24 @@ class Leader:
 
     # ---- the end ----
 
-    async def _end_job(self, end: End) -> None:
+    async def _end_job(self, end: End) -> bool:
         """Write the verdict, and have everybody go. Before that, end the Slurm job if its batch script
-        cannot: should this leader be lost meanwhile, the next one finds no verdict yet and does it."""
+        cannot: should this leader be lost meanwhile, the next one finds no verdict yet and does it. False
+        when another leads: what follows cannot be taken back, so the leader file is looked at each time."""
         host = self.state.plan.batch_host
         if self._slurm is not None and self._job_id is not None and host is not None:
             there = self._presence.is_fresh(host, elapsed_s(), 2 * self._limits.heartbeat_s)
-            if not there and await batch_script.is_gone(self._slurm, self._job_id, host):
+            gone = not there and await batch_script.is_gone(self._slurm, self._job_id, host)
+            if gone and self._leadership.renew():
                 log.info("ending the job in the place of its batch script host=%s", host)
                 await batch_script.end_in_its_place(self._slurm, self._job_id, end, host)
-        if not self._leadership.holds():
-            return
+        if not self._leadership.renew():
+            return False
         verdict = {"state": end.state, "exit_code": end.exit_code, "reason": end.reason}
         write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
         message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}
         await self._agents.farewell(message, last=self.node, limit_s=FAREWELL_S)
+        return True
 
     # ---- time ----
 
@@ -326,6 +361,7 @@ class Leader:
             self._over("cut_off")
             return
         self._agents.give_up()
+        self._watch_the_vote(now)
         for given in self._decisions.due(self._leadership.job_clock.now()):
             self._feed(given)
         if not self.state.started and now - self._started_at > self._limits.start_timeout_s:
@@ -343,20 +379,43 @@ class Leader:
             with contextlib.suppress(OSError):
                 write_atomically(self.job_dir / "status.json", json.dumps(self.status()))
 
+    def _watch_the_vote(self, now: float) -> None:
+        """Whether the ranks are stuck in a step, and because of whom. Not while something else explains
+        it."""
+        state = self.state
+        switching = state.move is not None and state.move.phase == "switching"
+        calm = state.started and state.recovery is None and not (switching or state.finishing or state.ended)
+        found = self._watchdog.look(now, calm=calm)
+        if isinstance(found, Hang):
+            fields = {"step": found.step, "seconds": found.seconds, "limit_s": found.limit_s}
+            self._noted(Note("hangs", fields))
+            for node, slot in state.seats.values():
+                self._agents.say(node, {"kind": "where"}, slot=slot)
+        elif isinstance(found, Blame):
+            ranks = list(found.ranks)
+            self._feed({"kind": "step_stuck", "ranks": ranks, "step": found.step, "how": found.how})
+
     # ---- private states ----
 
-    def _took_private(self, message: Message) -> bool:
-        if message.get("kind") != "private":
+    def _took_ward(self, message: Message) -> bool:
+        """A buddy's copy of a lost rank's private state. It is not journalled: a new leader asks for it
+        again, because it begins the recovery again."""
+        if message.get("kind") != "ward":
             return False
-        self._privates.setdefault(int(message["rank"]), deque(maxlen=PRIVATES_KEPT)).append(message)
+        epoch = int(message["epoch"])
+        for old in [key for key in self._wards if key[0] < epoch]:
+            del self._wards[old]
+        self._wards.setdefault((epoch, int(message["rank"])), []).append(message)
         return True
 
-    def _with_private(self, message: Message) -> Message | None:
-        if message["kind"] != "replace":
+    def _with_ward(self, message: Message) -> Message | None:
+        """A successor's order with the newest private state told up to the step at which all go on."""
+        if message["kind"] != "replace" or "source" not in message:
             return message
-        told = self._privates.get(int(message["rank"]), ())
-        fitting = [known for known in told if known["step"] <= int(message["target"])]
+        told = self._wards.get((int(message["epoch"]), int(message["rank"])), ())
+        fitting = [known for known in told if int(known["step"]) <= int(message["target"])]
         if not fitting:
-            self.stop(f"rank {message['rank']} died before it had told its state")
+            self.stop(f"the private state of rank {message['rank']} was not handed in")
             return None
-        return {**message, "private": fitting[-1]["private"], "private_step": fitting[-1]["step"]}
+        newest = max(fitting, key=lambda known: int(known["step"]))
+        return {**message, "private": newest["private"], "private_step": newest["step"]}
