@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +54,12 @@ def checkpoint(directory: Path, states: list[State], step: int, *, epoch: int = 
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
+
+
+def test_the_agent_finds_and_publishes_them_without_torch() -> None:
+    program = "import sys, tm_slurm.state.checkpoint_directory; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_every_rank_goes_on_bit_for_bit(tmp_path: Path) -> None:

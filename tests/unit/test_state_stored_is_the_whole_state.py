@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 import time
@@ -16,6 +17,7 @@ from state_examples import train, training
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+import tm_slurm.state
 from tm_slurm.state import StateError, capture, digest, pack, read_head, replica_key, unpack
 from tm_slurm.state.stored import Stored
 
@@ -30,6 +32,14 @@ def copy_through_bytes(stored: Stored, into: Stored | None = None) -> Stored:
     for target, block in zip(copy.blocks(), blocks, strict=True):
         target[:] = block
     return copy
+
+
+def test_every_public_name_is_there() -> None:
+    for name in tm_slurm.state.__all__:
+        found = getattr(importlib.import_module("tm_slurm.state"), name)
+        assert found.__name__.removeprefix("tm_slurm.state.") == name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = tm_slurm.state.no_such_name
 
 
 OPTIMIZERS = [

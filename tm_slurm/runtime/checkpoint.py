@@ -33,7 +33,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from tm_slurm.runtime.checkpoint_directory import (
+from tm_slurm.state import StateError, Stored, pack
+from tm_slurm.state.background import Background
+from tm_slurm.state.checkpoint_directory import (
     VERSION,
     complete,
     file_checksum,
@@ -49,10 +51,9 @@ from tm_slurm.runtime.checkpoint_directory import (
     sync_directory,
     write_file,
 )
-from tm_slurm.state import StateError, Stored, pack
-from tm_slurm.state.background import Background
 from tm_slurm.state.entries import MODULE
-from tm_slurm.state.layout import Piece, read_json
+from tm_slurm.state.json_object import read_json
+from tm_slurm.state.layout import Piece
 from tm_slurm.state.stored import stored_from
 from tm_slurm.state.tensors import byte_view
 

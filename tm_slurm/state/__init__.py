@@ -9,22 +9,28 @@
 State is: every module (parameters, all buffers), optimizer, generator, and object with state_dict() and
 load_state_dict() in the mapping that build() returned; the step number; Python's, NumPy's, torch's
 generators. Not state: gradients (set to None), and Python attributes that no state_dict() shows.
+
+Nothing here imports torch until one of these is asked for: the agent uses the directory of checkpoints.
 """
 
 from __future__ import annotations
 
-from tm_slurm.state import tree
-from tm_slurm.state.capture import NamedTensor, Snapshot, capture
-from tm_slurm.state.digest import digest
-from tm_slurm.state.entries import drop_gradients, state_entries
-from tm_slurm.state.errors import StateError, StateRefused
-from tm_slurm.state.mark import Mark, mark
-from tm_slurm.state.private import give_private, private_buffers, take_private
-from tm_slurm.state.rate import raw_rate, receive_raw, send_raw
-from tm_slurm.state.receiving import Receiver, ReceiveReport, receive
-from tm_slurm.state.restore import restore
-from tm_slurm.state.stored import Stored, pack, read_head, replica_key, unpack
-from tm_slurm.state.transfer import Sender, SendReport, send
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tm_slurm.state import tree
+    from tm_slurm.state.capturing import NamedTensor, Snapshot, capture
+    from tm_slurm.state.digesting import digest
+    from tm_slurm.state.entries import drop_gradients, state_entries
+    from tm_slurm.state.errors import StateError, StateRefused
+    from tm_slurm.state.marking import Mark, mark
+    from tm_slurm.state.private import give_private, private_buffers, take_private
+    from tm_slurm.state.rate import raw_rate, receive_raw, send_raw
+    from tm_slurm.state.receiving import Receiver, ReceiveReport, receive
+    from tm_slurm.state.restoring import restore
+    from tm_slurm.state.stored import Stored, pack, read_head, replica_key, unpack
+    from tm_slurm.state.transfer import Sender, SendReport, send
 
 __all__ = [
     "Mark",
@@ -57,3 +63,24 @@ __all__ = [
     "tree",
     "unpack",
 ]
+
+_HOMES = {
+    "capturing": ("NamedTensor", "Snapshot", "capture"),
+    "digesting": ("digest",),
+    "entries": ("drop_gradients", "state_entries"),
+    "errors": ("StateError", "StateRefused"),
+    "marking": ("Mark", "mark"),
+    "private": ("give_private", "private_buffers", "take_private"),
+    "rate": ("raw_rate", "receive_raw", "send_raw"),
+    "receiving": ("Receiver", "ReceiveReport", "receive"),
+    "restoring": ("restore",),
+    "stored": ("Stored", "pack", "read_head", "replica_key", "unpack"),
+    "transfer": ("Sender", "SendReport", "send"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(f"tm_slurm.state.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'tm_slurm.state' has no attribute {name!r}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tm_slurm.state.capture import NamedTensor, Snapshot, capture
+from tm_slurm.state.capturing import NamedTensor, Snapshot, capture
 from tm_slurm.state.entries import MODULE, OPTIMIZER, inner_optimizer, state_entries
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.layout import Layout, Piece

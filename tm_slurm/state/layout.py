@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import xxhash
 
-from tm_slurm.state.capture import NamedTensor, Snapshot
+from tm_slurm.state.capturing import NamedTensor, Snapshot
 from tm_slurm.state.dtypes import dtype_from_name, dtype_name
 from tm_slurm.state.entries import GENERATOR, MODULE, OBJECT, OPTIMIZER
 from tm_slurm.state.errors import StateError
+from tm_slurm.state.json_object import read_json
 from tm_slurm.state.tensors import is_dense
 
 KINDS = (MODULE, OPTIMIZER, GENERATOR, OBJECT)
@@ -138,17 +139,6 @@ def layout_from(content: Any) -> Layout:
         raise StateError(
             f"layout: not what a sender of this version says: {type(error).__name__}: {error}"
         ) from None
-
-
-def read_json(text: bytes, what: str) -> dict[str, Any]:
-    """The JSON object in a message; StateError for anything else."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{what}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise StateError(f"{what}: a JSON object was expected, found a {type(content).__name__}")
-    return content
 
 
 def _checked_layout(content: Mapping[str, Any]) -> Layout:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from tm_slurm.state.binding import Binding, bind
-from tm_slurm.state.capture import capture
+from tm_slurm.state.capturing import capture
 from tm_slurm.state.collecting import no_garbage_collection
 from tm_slurm.state.connection import LAYOUT, READY, RESTORED, SEEN, STATE, Connection, Deadline
 from tm_slurm.state.errors import StateError
-from tm_slurm.state.layout import Layout, read_json, read_layout
-from tm_slurm.state.restore import restore
+from tm_slurm.state.json_object import read_json
+from tm_slurm.state.layout import Layout, read_layout
+from tm_slurm.state.restoring import restore
 from tm_slurm.state.streams import Memory, Stream, in_parallel, streams_of
 from tm_slurm.state.transfer import GREETING, MAGIC, Exchange, connections_of
 

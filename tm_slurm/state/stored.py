@@ -21,14 +21,15 @@ import xxhash
 
 from tm_slurm.state.binding import bind
 from tm_slurm.state.blocks import BLOCK_BYTES
-from tm_slurm.state.capture import Snapshot, capture
+from tm_slurm.state.capturing import Snapshot, capture
 from tm_slurm.state.collecting import no_garbage_collection
-from tm_slurm.state.digest import canonical
+from tm_slurm.state.digesting import canonical
 from tm_slurm.state.dtypes import dtype_name
 from tm_slurm.state.entries import OPTIMIZER
 from tm_slurm.state.errors import StateError
-from tm_slurm.state.layout import Layout, layout_from, layout_of, piece_of, read_json
-from tm_slurm.state.restore import restore
+from tm_slurm.state.json_object import read_json
+from tm_slurm.state.layout import Layout, layout_from, layout_of, piece_of
+from tm_slurm.state.restoring import restore
 from tm_slurm.state.tensors import shard_of, value_bytes, write_in_place
 from tm_slurm.state.tree import Json
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tm_slurm.state.binding import same_tensors
-from tm_slurm.state.capture import Snapshot
+from tm_slurm.state.capturing import Snapshot
 from tm_slurm.state.collecting import no_garbage_collection
 from tm_slurm.state.connection import LAYOUT, READY, REFUSED, RESTORED, SEEN, STATE, Connection, Deadline
 from tm_slurm.state.errors import StateError, StateRefused

@@ -1,7 +1,8 @@
 """The directory of checkpoints on the shared file system: which are whole, which are newest, which may go.
 
 Every rank writes into a hidden directory of its step and epoch; `publish` checks that nothing is missing and
-renames it. So what has a name `step-…` is whole, unless it was damaged later.
+renames it. So what has a name `step-…` is whole, unless it was damaged later. No torch here: the agent, which
+leads the job, uses this too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 import xxhash
 
-from tm_slurm.state import StateError
-from tm_slurm.state.layout import read_json
+from tm_slurm.state.errors import StateError
+from tm_slurm.state.json_object import read_json
 
 VERSION = 1
 _SUMMARY = "checkpoint.json"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import xxhash
 
-from tm_slurm.state.capture import capture
+from tm_slurm.state.capturing import capture
 from tm_slurm.state.dtypes import dtype_name
 from tm_slurm.state.tensors import value_bytes
 from tm_slurm.state.tree import Json
