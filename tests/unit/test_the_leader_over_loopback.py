@@ -29,13 +29,12 @@ def claimed(job_dir: Path, node: str) -> Leadership:
     return leadership
 
 
-def leader_of(job_dir: Path, leadership: Leadership, nodes: int, node: str = "n1") -> Leader:
-    """A leader of a job of `nodes` nodes (one a standby)."""
+def leader_of(leadership: Leadership, nodes: int, standbys: int) -> Leader:
     return Leader(
         job_id=None,
-        node=node,
+        node="n1",
         host="127.0.0.1",
-        plan=Plan([f"n{i}" for i in range(1, nodes + 1)], None, nodes - 1, 1),
+        plan=Plan([f"n{i}" for i in range(1, nodes + 1)], None, nodes - standbys, 1),
         leadership=leadership,
         secret=SECRET,
         slurm=None,
@@ -43,11 +42,14 @@ def leader_of(job_dir: Path, leadership: Leadership, nodes: int, node: str = "n1
     )
 
 
-def lead(job_dir: Path, act: Callable[[Leader], Awaitable[None]], nodes: int = 2) -> Leader:
-    """Run a leader of a job of `nodes` nodes (one a standby) while `act` talks to it."""
+def lead(
+    job_dir: Path, act: Callable[[Leader], Awaitable[None]], nodes: int = 2, standbys: int = 1
+) -> Leader:
+    """Run a leader of a job of `nodes` nodes, the last `standbys` of them in reserve, while `act` talks to
+    it."""
 
     async def main() -> Leader:
-        leader = leader_of(job_dir, claimed(job_dir, "n1"), nodes)
+        leader = leader_of(claimed(job_dir, "n1"), nodes, standbys)
         leading = asyncio.create_task(leader.lead())
         acting = asyncio.ensure_future(act(leader))
         await asyncio.wait({leading, acting}, timeout=20.0, return_when=asyncio.FIRST_COMPLETED)
@@ -177,7 +179,7 @@ def test_an_agent_lost_before_training_began_ends_the_job_with_its_name(tmp_path
             continue
         await other.close()
 
-    leader = lead(tmp_path, act, nodes=3)
+    leader = lead(tmp_path, act, standbys=0)
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert verdict["state"] == "failed" and "n1" in verdict["reason"] and leader.exit_code == 1
 

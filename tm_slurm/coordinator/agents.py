@@ -106,10 +106,12 @@ class Agents:
         if accused is not None:
             self._presence.accuse(accused, elapsed_s())
 
-    def tell(self, order: Tell) -> None:
+    def tell(self, order: Tell, *, whole: bool = True) -> None:
         """Send to a node's agent (slot None) or through it to a rank process; again when it connects next, if
-        it has not said by then that it was heard."""
-        self._send(order.node, self._orders.add(order, self._leadership.term))
+        it has not said by then that it was heard. What is not `whole` is not sent."""
+        frame = self._orders.add(order, self._leadership.term, whole=whole)
+        if whole:
+            self._send(order.node, frame)
 
     def say(self, node: str, message: Message, *, slot: int | None = None) -> None:
         """Send an order that is of no use to a node, or to a rank process of it, that does not hear it

@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from tm_slurm.control import ChannelClosed, HandshakeRefused, accept
@@ -67,6 +68,12 @@ def newest_checkpoint(job_dir: Path) -> Path | None:
     """The newest that was made visible: whoever restores it checks it (tm_slurm.runtime.checkpoint)."""
     found = sorted((job_dir / "checkpoints").glob("step-" + "[0-9]" * 8))
     return found[-1] if found else None
+
+
+def needs_ward(message: Message) -> bool:
+    """Whether a private state goes with this order. A new leader does not have it, and begins the recovery
+    again."""
+    return message["kind"] == "replace" and "source" in message
 
 
 class Leader:
@@ -145,7 +152,7 @@ class Leader:
             with contextlib.suppress(*MALFORMED):  # as it was refused when it came
                 for action in self._decide(given):
                     if isinstance(action, Tell):
-                        self._orders.add(action, term)
+                        self._orders.add(action, term, whole=not needs_ward(action.message))
                     comment = action if isinstance(action, Comment) else comment
             with contextlib.suppress(EventError, *MALFORMED):
                 self._seen += [Event.from_json(event) for event in given.get("events", ())]
@@ -286,6 +293,8 @@ class Leader:
         message = self._with_ward(action.message)
         if message is not None:
             self._agents.tell(replace(action, message=message))
+        else:
+            self._agents.tell(action, whole=False)
 
     def _noted(self, note: Note) -> None:
         at = time.time()
@@ -410,7 +419,7 @@ class Leader:
 
     def _with_ward(self, message: Message) -> Message | None:
         """A successor's order with the newest private state told up to the step at which all go on."""
-        if message["kind"] != "replace" or "source" not in message:
+        if not needs_ward(message):
             return message
         told = self._wards.get((int(message["epoch"]), int(message["rank"])), ())
         fitting = [known for known in told if int(known["step"]) <= int(message["target"])]

@@ -27,13 +27,15 @@ class Orders:
         self._given: dict[str, Place] = {}
         self._waiting: dict[str, deque[tuple[Place, Message]]] = {}
 
-    def add(self, order: Tell, term: int) -> Message:
-        """Keep an order that an input of this term has led to; returns the frame to send."""
+    def add(self, order: Tell, term: int, *, whole: bool = True) -> Message:
+        """Keep an order that an input of this term has led to; returns the frame to send. `whole`: it is all
+        there; else it only has its place, and is not sent again."""
         last_term, count = self._given.get(order.node, (0, 0))
         place = (term, count + 1 if last_term == term else 1)
         self._given[order.node] = place
         frame = {"slot": order.slot, "message": order.message, "place": place}
-        self._waiting.setdefault(order.node, deque(maxlen=KEPT)).append((place, frame))
+        if whole:
+            self._waiting.setdefault(order.node, deque(maxlen=KEPT)).append((place, frame))
         return frame
 
     def heard(self, node: str, place: Place) -> None:
