@@ -32,9 +32,13 @@ def mistake(text: str | bytes, overrides: dict[str, Any] | None = None) -> str:
         ("train:\n  nodes: 3\n", "job.yaml:2: unknown key train.nodes; did you mean job.nodes?"),
         ("job: {policy: {}}\n", "job.yaml:1: unknown key job.policy; did you mean the section policy?"),
         (
-            "policy:\n  on_no_standby: reque\n",
-            "job.yaml:2: policy.on_no_standby: expected one of fail, requeue, found 'reque'; "
-            "did you mean requeue?",
+            "policy:\n  on_nonfinite: reddo\n",
+            "job.yaml:2: policy.on_nonfinite: expected one of ignore, redo, stop, found 'reddo'; "
+            "did you mean redo?",
+        ),
+        (
+            "policy:\n  on_no_standby: [reque]\n",
+            "job.yaml:2: policy.on_no_standby: expected some of wait, double-up, requeue, fail, found 'reque'",
         ),
         # given twice
         ("job:\n  nodes: 2\n  nodes: 3\n", "job.yaml:3: 'nodes' is given twice; the first is on line 2"),

@@ -275,7 +275,7 @@ def test_a_rank_without_a_replica_takes_everybody_back_to_the_snapshot() -> None
     for name in world.plan.order:
         world.give({"kind": "vault", "node": name, "host": name, "port": 9})
     duties = {tell.node: tell.message for tell in world.told("duties")}
-    assert duties["n3"]["keeper"] == "n4" and duties["n3"]["snapshots"] and duties["n3"]["writes"]
+    assert duties["n3"]["keeper"] == "n4" and duties["n3"]["snapshots"] and duties["n3"]["owner"] == 1
     for rank, name in world.seats().items():
         stored = {"rank": rank, "step": 5, "epoch": 0, "keeper": duties[name]["keeper"]}
         world.give({"kind": "snapshot_stored", "node": name, **stored})

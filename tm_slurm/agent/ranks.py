@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,9 @@ class RankProcess:
     log_path: Path
     standstill: Standstill
     listener: asyncio.Task[None] | None = None
+    watcher: asyncio.Task[None] | None = None
+    ending: bool = False
+    """it was told to end, or has ended"""
     facts: Facts = field(default_factory=Facts)
     beat: dict[str, Any] | None = None
 
@@ -75,9 +78,13 @@ class Ranks:
         self._exits: dict[int, dict[str, Any]] = {}
         self._watchers: set[asyncio.Task[None]] = set()
 
-    async def start_missing(self) -> None:
-        """Start a process for every slot that has none."""
-        for slot in range(self._slots):
+    async def start_missing(self, slots: Iterable[int] | None = None) -> None:
+        """Start a process for each of `slots` (None: all of a standby's) that has none, or whose last one is
+        just ending."""
+        for slot in range(self._slots) if slots is None else slots:
+            rank = self._running.get(slot)
+            if rank is not None and rank.ending and rank.watcher is not None:
+                await asyncio.wait({rank.watcher}, timeout=LAST_WORDS_S + TERMINATE_GRACE_S)
             if slot not in self._running:
                 await self._start(slot)
 
@@ -114,7 +121,7 @@ class Ranks:
         self._exits.pop(slot, None)
         log.info("started a rank process slot=%d pid=%d", slot, process.pid)
         rank.listener = asyncio.create_task(self._listen(rank))
-        watcher = asyncio.create_task(self._await_exit(rank, rank.listener))
+        rank.watcher = watcher = asyncio.create_task(self._await_exit(rank, rank.listener))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
 
@@ -155,6 +162,7 @@ class Ranks:
 
     async def _await_exit(self, rank: RankProcess, listener: asyncio.Task[None]) -> None:
         code = await rank.process.wait()
+        rank.ending = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(rank.process.pid, signal.SIGKILL)  # what it started must not outlive it
         end_orphans(rank.incarnation)
@@ -210,6 +218,8 @@ class Ranks:
 
     async def end_all(self, grace_s: float = TERMINATE_GRACE_S) -> None:
         """TERM, then KILL after `grace_s`; returns when every process has ended."""
+        for rank in self._running.values():
+            rank.ending = True
         processes = [rank.process for rank in self._running.values()]
         waits = [asyncio.ensure_future(process.wait()) for process in processes]
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tm_slurm.config.load import ConfigError, dump, load, loads, parse_override
-from tm_slurm.config.model import CommConfig, Config, JobConfig, NoStandbyChoice, PolicyConfig, TrainConfig
+from tm_slurm.config.model import CommConfig, Config, JobConfig, PolicyConfig, TrainConfig
 from tm_slurm.config.time_limit import minutes_of
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Config",
     "ConfigError",
     "JobConfig",
-    "NoStandbyChoice",
     "PolicyConfig",
     "TrainConfig",
     "dump",

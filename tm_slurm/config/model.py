@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 
 from tm_slurm.config.time_limit import TimeLimitError, parse_time_limit
 
-NoStandbyChoice = Literal["fail", "requeue"]
+NO_STANDBY_CHOICES = ("wait", "double-up", "requeue", "fail")
+SnapshotChoice = Literal["auto", "always", "never"]
+NonfiniteChoice = Literal["ignore", "redo", "stop"]
 
 
 class ImpossibleValue(ValueError):
@@ -156,16 +158,57 @@ class PolicyConfig:
         float,
         "silence after which a link or a control connection counts as broken",
     ] = 2.0
-    lease_s: Annotated[float, "silence after which another agent may become leader"] = 10.0
+    lease_s: Annotated[float, "silence after which another agent may become leader"] = 2.0
     start_timeout_s: Annotated[float, "time for all rank processes to come up"] = 600.0
     prepare_timeout_s: Annotated[float, "time for the preparation of a move, during training"] = 120.0
     switch_timeout_s: Annotated[float, "time for the pause of a move, before it counts as failed"] = 60.0
     shadow_steps: Annotated[int, "warm-up steps of a standby, inside the sandbox"] = 3
     on_no_standby: Annotated[
-        NoStandbyChoice,
-        "what to do when a node is lost and no standby is left: end the job as failed, or put it back into "
-        "the queue, where it begins again",
-    ] = "fail"
+        list[str],
+        "what to do when ranks are lost and no standby is left, in the order to try: `wait` for a node "
+        "(refill_wait_s), `double-up` (a surviving node hosts them as well, until another comes), `requeue` "
+        "(the job goes back into the queue and on from its checkpoint), `fail`",
+    ] = field(default_factory=lambda: ["double-up", "fail"])
+    refill_wait_s: Annotated[float, "how long `wait` waits; training stands still meanwhile"] = 120.0
+    max_failures_per_step: Annotated[
+        int,
+        "a step at which rank processes have died so often is itself the cause: the job ends with the first "
+        "one's last words",
+    ] = 2
+    on_nonfinite: Annotated[
+        NonfiniteChoice,
+        "when a rank's gradients are not all finite before they are applied: nothing; do the step again "
+        "once, then end the job; end the job",
+    ] = "ignore"
+    snapshots: Annotated[
+        SnapshotChoice,
+        "keep each rank's state in the memory of another node's agent: where parameters have no replica on "
+        "another node, always, or never",
+    ] = "auto"
+    snapshot_every_steps: Annotated[
+        int | None,
+        "without it, as often as costs at most 1 % of the time",
+    ] = None
+    snapshot_memory: Annotated[
+        int,
+        "megabytes that an agent may hold for other nodes' snapshots (two for each rank)",
+    ] = 65536
+    checkpoint_every_steps: Annotated[
+        int | None,
+        "write a checkpoint to the job directory so often, beside training; without it only when the job "
+        "must stop (time limit, preemption)",
+    ] = None
+    checkpoints_kept: Annotated[int, "older ones are removed"] = 2
+    watchdog_floor_s: Annotated[
+        float,
+        "a step is never called stuck before so many seconds: more than the longest time that some ranks "
+        "work on alone while others wait for them (an evaluation of rank 0, say)",
+    ] = 60.0
+    watchdog_factor: Annotated[
+        float,
+        "a step is called stuck when it takes so many times as long as this job's long steps do (those that "
+        "have come twice)",
+    ] = 10.0
     release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
 
     def __post_init__(self) -> None:
@@ -174,7 +217,17 @@ class PolicyConfig:
                 raise ImpossibleValue(
                     key.name, f"expected more than 0 seconds, found {getattr(self, key.name):g}"
                 )
-        _at_least(self, {"shadow_steps": 0})
+        _at_least(self, {"shadow_steps": 0, "max_failures_per_step": 1, "checkpoints_kept": 1})
+        _at_least(self, {"snapshot_memory": 1})
+        for name in ("snapshot_every_steps", "checkpoint_every_steps"):
+            if getattr(self, name) is not None:
+                _at_least(self, {name: 1})
+        for choice in self.on_no_standby:
+            if choice not in NO_STANDBY_CHOICES:
+                known = ", ".join(NO_STANDBY_CHOICES)
+                raise ImpossibleValue("on_no_standby", f"expected some of {known}, found {choice!r}")
+        if self.watchdog_factor <= 1:
+            raise ImpossibleValue("watchdog_factor", f"expected more than 1, found {self.watchdog_factor:g}")
         if self.heartbeat_s >= self.keepalive_s:
             raise ImpossibleValue(
                 "heartbeat_s",

@@ -45,13 +45,6 @@ class Resign:
 
 
 @dataclass(frozen=True)
-class Publish:
-    """Every rank has written its part of this step's checkpoint: make it the newest."""
-
-    step: int
-
-
-@dataclass(frozen=True)
 class End:
     """Write the verdict and end every agent."""
 
@@ -60,4 +53,4 @@ class End:
     reason: str
 
 
-Action = Tell | Release | Comment | Note | Resign | Publish | End
+Action = Tell | Release | Comment | Note | Resign | End

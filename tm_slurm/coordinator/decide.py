@@ -22,6 +22,7 @@ AGENT_INPUTS = frozenset(
         "agent_retired",
         "broken",
         "checkpoint_failed",
+        "checkpoint_published",
         "checkpoint_written",
         "join_failed",
         "joined",
@@ -40,11 +41,15 @@ AGENT_INPUTS = frozenset(
         "stopped",
         "survivor",
         "switching",
+        "time_limit",
         "too_late",
         "vault",
     }
 )
 """Inputs that an agent may bring."""
+
+OF_A_PROCESS = frozenset(AGENT_INPUTS - {"agent_retired", "process_exited", "process_ready", "vault"})
+"""Inputs by which a process speaks: what one says that was declared dead counts for nothing."""
 
 STOP_KINDS = frozenset({"time_limit", "preempt"})
 """Events after which the whole job stops as soon as its state is kept."""
@@ -69,11 +74,15 @@ class Decisions(Membership):
             raise UnknownInput(f"unknown input kind {given['kind']!r}")
         self.now = float(given.get("at", self.now))
         self.actions = []
-        if not self.state.ended:
+        if not self.state.ended and not self._is_of_the_past(given):
             handler(given)
             self._plan_moves()
             self._keep_comment()
         return self.actions
+
+    def _is_of_the_past(self, given: Input) -> bool:
+        spoken = given["kind"] in OF_A_PROCESS and "incarnation" in given
+        return spoken and self._known(given) is None
 
     def _keep_comment(self) -> None:
         text = comment_of(self.state)
@@ -138,6 +147,11 @@ class Decisions(Membership):
         elif event["kind"] == "request" or event["kind"] in LEAVE_KINDS:
             self._noticed(node, event)
 
+    def _on_time_limit(self, given: Input) -> None:
+        """Slurm has warned a node's agent (sbatch --signal)."""
+        self._note("event_time_limit", node=given["node"], source="agent", reason=given["reason"])
+        self._stop_soon(given)
+
     def _stop_soon(self, event: Input) -> None:
         """The job's time is over: a checkpoint at the next step boundary, then back into the queue."""
         state = self.state
@@ -177,14 +191,10 @@ class Decisions(Membership):
 
     def _swap_before_start(self, node: Node) -> None:
         """Noticed before training began: a standby takes the seats, nothing has to be moved."""
-        spare = [n for n in self.state.nodes.values() if n.standing == "standby" and n.notice is None]
-        if not spare:
+        spare = self._spare_before_start(node)
+        if spare is None:
             return
-        substitute = min(spare, key=lambda n: (n.batch_host, n.name))
-        for rank, slot in self.state.ranks_on(node.name).items():
-            self.state.seats[rank] = (substitute.name, slot)
-        node.standing, substitute.standing = "standby", "expected"
-        self._note("substituted", node=node.name, by=substitute.name)
+        self._substitute(node, spare)
         self._standby_leaves(node)
         self._start_if_ready()
 
@@ -254,12 +264,18 @@ class Decisions(Membership):
     def _on_rank_done(self, given: Input) -> None:
         state = self.state
         state.done[int(given["rank"])] = {"step": given["step"], "digest": given["digest"]}
-        if len(state.done) < state.plan.world_size or state.finishing:
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        """Not while ranks are missing: their successors are to end as all others do."""
+        state = self.state
+        if len(state.done) < state.plan.world_size or state.finishing or state.recovery is not None:
             return
         state.finishing = True
         if state.move is not None:
             self._cancel_move("training is done")
-        self._note("trained", step=given["step"], digests=self._digests())
+        step = max(told["step"] for told in state.done.values())
+        self._note("trained", step=step, digests=self._digests())
         for rank in state.seats:
             self._tell_rank(rank, {"kind": "finish"})
 

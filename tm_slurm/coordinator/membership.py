@@ -17,7 +17,7 @@ class Membership(Recoveries):
             self._tell(given["node"], None, {"kind": "exit", "reason": "not a node of this job"})
             return
         node.agent_up = True
-        if node.standing == "lost" or (node.dead and node.banned):
+        if node.standing == "lost" or (node.dead and node.banned and not node.processes):
             self._tell(node.name, None, {"kind": "kill"})  # what still runs there belongs to the past
         if node.standing == "lost":
             node.standing = "leaving"
@@ -30,7 +30,8 @@ class Membership(Recoveries):
         """Say again what concerns a node whose agent has (re)connected, perhaps to a new leader that only has
         the journal. Every receiver takes a repeated message as one."""
         before = len(self.actions)
-        for rank in self.state.ranks_on(node.name) if self.state.started else ():
+        seated = self.state.started and self.state.recovery is None  # else they may have other processes
+        for rank in self.state.ranks_on(node.name) if seated else ():
             self._tell_rank(rank, {"kind": "finish"} if self.state.finishing else self._assignment(rank))
         if node.standing == "standby" and node.notice is None:
             for process in node.processes.values():
@@ -49,8 +50,7 @@ class Membership(Recoveries):
         if known is not None and known.incarnation == given["incarnation"]:
             return
         if int(given["incarnation"]) in node.banned:
-            self._tell(node.name, None, {"kind": "kill"})
-            return
+            return  # it was told to be killed
         node.processes[slot] = Process(slot, int(given["incarnation"]), given["host"], int(given["port"]))
         if not self.state.started:
             self._start_if_ready()
@@ -76,10 +76,9 @@ class Membership(Recoveries):
             if substitute is None:
                 self._end("failed", 1, f"node {name} did not start within the limit and no standby is ready")
                 return
-            for seat, slot in self.state.ranks_on(name).items():
-                self.state.seats[seat] = (substitute.name, slot)
-            missing.standing, substitute.standing = "lost", "expected"
-            self._note("substituted", node=name, by=substitute.name)
+            self._substitute(missing, substitute)
+            if not missing.agent_up:
+                missing.standing = "lost"
         self._start_if_ready()
 
     def _start_if_ready(self) -> None:
@@ -104,7 +103,15 @@ class Membership(Recoveries):
             "ranks_per_node": plan.ranks_per_node,
             "epoch": self.state.epoch,
             "peers": self.state.peers(),
+            "restore": self._restore(),
         }
+
+    def _restore(self) -> Input | None:
+        """Where a fresh start begins: at the checkpoint that an earlier start has left, if there is one."""
+        checkpoint = self.state.checkpoint
+        if checkpoint is None:
+            return None
+        return {"source": "checkpoint", "step": checkpoint.step, "path": checkpoint.path}
 
     def _all_ready(self, node: Node) -> bool:
         return node.agent_up and len(node.processes) == self.state.plan.ranks_per_node
@@ -183,7 +190,7 @@ class Membership(Recoveries):
         return True
 
     def _complete_if_all_have_ended(self) -> None:
-        if not any(self.state.nodes[name].processes for name, _ in self.state.seats.values()):
+        if not any(map(self.state.process_at, self.state.seats.values())):
             self._end("completed", 0, "all ranks have finished")
 
     def _standby_exit(self, node: Node, given: Input) -> None:
@@ -213,12 +220,21 @@ class Membership(Recoveries):
             elif self.state.started:
                 self._ranks_died(node, how)
             else:
-                self._end("failed", 1, how)
+                self._lost_before_start(node, how)
             return
         self._lost(node)
         self._joiner_gone(node.name, how)
         if not self.state.ended:
             self._assign_duties()
+
+    def _lost_before_start(self, node: Node, how: str) -> None:
+        spare = self._spare_before_start(node)
+        if spare is None:
+            self._end("failed", 1, f"{how}, and there is no standby")
+            return
+        self._substitute(node, spare)
+        self._lost(node)
+        self._start_if_ready()
 
     def _on_process_unwell(self, given: Input) -> None:
         """A rank process is in a state that may pass or may not: people should know."""

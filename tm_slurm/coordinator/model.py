@@ -166,7 +166,12 @@ class Recovery:
     """the processes that must say where they have stopped"""
     contested: dict[int, Place] = field(default_factory=dict)
     """rank → a process beside the one on its seat that may have taken it over, in a switch that failed"""
+    touched: set[int] = field(default_factory=set)
+    """ranks whose seats were in question when this recovery was begun before: not all may have heard the
+    outcome"""
     statements: dict[Place, Statement] = field(default_factory=dict)
+    wards: dict[int, set[int]] = field(default_factory=dict)
+    """rank → the steps at whose beginning somebody was told its private state"""
     refusals: set[Place] = field(default_factory=set)
     """asked processes that have no rank"""
     settled: bool = False
@@ -205,6 +210,8 @@ class Stored:
     step: int
     epoch: int
     where: dict[int, str] = field(default_factory=dict)
+    path: str = ""
+    """of a checkpoint"""
 
 
 @dataclass

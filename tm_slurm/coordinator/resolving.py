@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.model import Recovery, Statement
+from tm_slurm.coordinator.model import Node, Recovery, Statement
 from tm_slurm.coordinator.placing import Placing
 
 
@@ -64,7 +64,7 @@ class Resolving(Placing):
         for rank in recovery.lost:
             if not self._replicas_of(rank, target) & set(survivors):
                 return f"no replica of rank {rank} has survived"
-            if not any(min(said.wards.get(rank, [target + 1])) <= target for said in survivors.values()):
+            if not any(step <= target for step in recovery.wards.get(rank, ())):
                 return f"nobody keeps the private state of rank {rank}"
         return ""
 
@@ -74,13 +74,15 @@ class Resolving(Placing):
         state = self.state
         snapshot, checkpoint = state.snapshot, state.checkpoint
         base = checkpoint.step if checkpoint is not None else 0
-        if survivors and target <= base + 1:  # nothing is lost by beginning again
+        young = target <= base + 1 or not self._knows_replicas()
+        if survivors and young:  # next to nothing is lost by beginning again
             source = "checkpoint" if checkpoint is not None else "anew"
-            return {"source": source, "step": base, "again": True}
+            path = {"path": checkpoint.path} if checkpoint is not None else {}
+            return {"source": source, "step": base, "again": True, **path}
         if snapshot is not None and self._snapshot_is_whole(recovery, survivors):
             return {"source": "snapshot", "step": snapshot.step}
         if checkpoint is not None:
-            return {"source": "checkpoint", "step": checkpoint.step}
+            return {"source": "checkpoint", "step": checkpoint.step, "path": checkpoint.path}
         return None
 
     def _snapshot_is_whole(self, recovery: Recovery, survivors: dict[int, Statement]) -> bool:
@@ -137,7 +139,7 @@ class Resolving(Placing):
     def _changed_peers(self, recovery: Recovery) -> dict[str, list[Any]]:
         """rank → the address of every rank that has, or may have been thought to have, another process."""
         changes = {}
-        for rank in {*recovery.places, *recovery.contested}:
+        for rank in sorted({*recovery.places, *recovery.contested, *recovery.touched}):
             process = self.state.process_at(recovery.places.get(rank, self.state.seats[rank]))
             if process is not None:
                 changes[str(rank)] = process.peer()
@@ -193,7 +195,6 @@ class Resolving(Placing):
         for rank, place in recovery.places.items():
             state.seats[rank] = place
             state.nodes[place[0]].standing = "active"
-        state.accusations.clear()
         self._note(
             "recovered",
             epoch=recovery.epoch,
@@ -210,7 +211,16 @@ class Resolving(Placing):
         for node in list(state.nodes.values()):
             if node.dead:
                 self._bury(node)
+            self._retire_guests_without_a_seat(node)
         self._assign_duties()
+        self._repeat_stop()
+        self._finish_if_done()
+
+    def _retire_guests_without_a_seat(self, node: Node) -> None:
+        """Processes that were to take a rank in an attempt that failed."""
+        for slot in sorted(node.processes):
+            if slot >= self.state.plan.ranks_per_node and (node.name, slot) not in self.state.seats.values():
+                self._tell(node.name, slot, {"kind": "retire"})
 
     def _described(self, recovery: Recovery) -> list[dict[str, Any]]:
         """Who took whose ranks, as the timeline shows it."""
@@ -232,4 +242,7 @@ class Resolving(Placing):
         raise NotImplementedError
 
     def _bury(self, dead: Any) -> None:
+        raise NotImplementedError
+
+    def _finish_if_done(self) -> None:
         raise NotImplementedError

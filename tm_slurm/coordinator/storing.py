@@ -7,7 +7,6 @@ duties      each rank is told where its snapshots go, and whether it writes chec
 
 from __future__ import annotations
 
-from tm_slurm.coordinator.actions import Publish
 from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.leaving import Leaving
 from tm_slurm.coordinator.model import Node, Stored
@@ -28,26 +27,29 @@ class Storing(Leaving):
         """Told before the first step, and after it, when optimizers have their state."""
         state = self.state
         state.replica_keys.setdefault(int(given["rank"]), {})[int(given["step"])] = str(given["key"])
-        if all(len(state.replica_keys.get(rank, {})) > 1 for rank in state.seats):
+        if self._knows_replicas():
             self._assign_duties()
 
     def _replicas_of(self, rank: int, step: int) -> set[int]:
-        """The other ranks with the same parameters and optimizer state as this one has after `step` steps."""
+        """The other ranks with the same parameters and optimizer state as this one has after `step` steps.
+        Whoever is the same before the first step need not be after it, when optimizers have their state."""
         keys = self.state.replica_keys
         own = keys.get(rank, {})
-        replicas = set()
-        for other, theirs in keys.items():
-            common = set(own) & set(theirs)
-            if other == rank or not common or own[max(common)] != theirs[max(common)]:
-                continue
-            if max(common) >= min(step, max(theirs)):
-                replicas.add(other)
-        return replicas
+        if not own:
+            return set()
+        telling = min(step, min(own) + 1)
+        if telling not in own:
+            return set()
+        return {r for r, theirs in keys.items() if r != rank and theirs.get(telling) == own[telling]}
+
+    def _knows_replicas(self) -> bool:
+        """Whether every rank has told both its keys."""
+        return all(len(self.state.replica_keys.get(rank, {})) > 1 for rank in self.state.seats)
 
     def _needs_snapshots(self) -> bool:
         """Whether the loss of some node would lose parameters that no other node has."""
         state = self.state
-        if not all(len(state.replica_keys.get(rank, {})) > 1 for rank in state.seats):
+        if not self._knows_replicas():
             return False
         return any(
             all(state.seats[other][0] == node for other in self._replicas_of(rank, AFTER_THE_FIRST))
@@ -66,7 +68,7 @@ class Storing(Leaving):
                 "kind": "duties",
                 "vault": keeper.vault if keeper is not None else None,
                 "keeper": keeper.name if keeper is not None else None,
-                "writes": all(other > rank for other in self._replicas_of(rank, AFTER_THE_FIRST)),
+                "owner": min({rank, *self._replicas_of(rank, AFTER_THE_FIRST)}),
                 "snapshots": wanted,
             }
             told = repr((duties, state.seats[rank]))
@@ -105,24 +107,36 @@ class Storing(Leaving):
             return
         state.checkpoint_in_work = done
         if set(done.where) == set(state.seats):
-            self.actions.append(Publish(done.step))
+            publish = {"kind": "publish", "step": done.step, "epoch": done.epoch}
+            self._tell_rank(0, {**publish, "world_size": state.plan.world_size})
 
     def _arrived(self, in_work: Stored | None, newest: Stored | None, given: Input) -> Stored | None:
         """The state in work with this part in it; None when the part is of no use any more."""
         step, epoch = int(given["step"]), int(given["epoch"])
-        if epoch != self.state.epoch or self.state.recovery is not None:
-            return None
+        recovery = self.state.recovery
+        if epoch < (self.state.epoch if recovery is None else recovery.epoch):
+            return None  # a newer one: others go on already while the news of it is on its way here
         if newest is not None and step <= newest.step:
             return None
-        if in_work is None or in_work.step < step or in_work.epoch != epoch:
+        if in_work is None or (in_work.epoch, in_work.step) < (epoch, step):
             in_work = Stored(step, epoch)
-        if in_work.step == step:
+        if (in_work.epoch, in_work.step) == (epoch, step):
             in_work.where[int(given["rank"])] = str(given.get("keeper", ""))
         return in_work
 
+    def _repeat_stop(self) -> None:
+        """Rank 0 may be another process now: the job is still to be stopped."""
+        if self.state.stopping:
+            self._tell_rank(0, {"kind": "checkpoint"})
+
+    def _on_checkpoint_found(self, given: Input) -> None:
+        """An earlier start of this job has left one: training goes on from there."""
+        self.state.checkpoint = Stored(int(given["step"]), self.state.epoch, path=str(given["path"]))
+        self._note("checkpoint_found", step=given["step"], path=given["path"])
+
     def _on_checkpoint_published(self, given: Input) -> None:
         state = self.state
-        state.checkpoint = Stored(int(given["step"]), state.epoch)
+        state.checkpoint = Stored(int(given["step"]), state.epoch, path=str(given["path"]))
         state.checkpoint_in_work = None
         self._note("checkpoint", step=given["step"], path=given["path"])
         self._tell_rank(0, {"kind": "checkpoint_complete", "step": int(given["step"])})

@@ -73,6 +73,15 @@ class Outgoing:
             raise StateError(f"the joiner of rank {self._rank} is not there: {self._failure}")
         return self._sender.send(snapshot, timeout_s=SWITCH_TIMEOUT_S)
 
+    def cancel(self) -> None:
+        """Wake whoever sends in here, with a StateError: the switch has come to nothing."""
+        self._failure = "a failure came first"
+        self._closed = True
+        self._ready.set()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._closed = True
         self._listener.close()

@@ -14,3 +14,6 @@ RECOVERY_TIMEOUT_S = 60.0
 PRIVATE_INTERVAL_S = 0.05
 """A rank without running statistics tells its private state at most so often; the steps in between can be
 worked out by its successor."""
+
+FETCH_TIMEOUT_S = 60.0
+"""A snapshot must have come from a vault within this."""

@@ -1,22 +1,21 @@
-"""The step loop of a rank, from the first order to the last: take a role or stand by, step, vote, switch,
-finish.
+"""The step loop of a rank: take a role or stand by, step, vote, switch, finish.
 
     for state, step in tm_slurm.Runtime(build, steps=1000):
         ...one ordinary step with what is in `state`...
 
 A standby gets shadow steps from the same loop, in the sandbox, and later its real ones; a leaver's loop ends
-the process.
+the process. What a rank does when another one fails is in `surviving`, what a standby does in `standing_by`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
+import statistics
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -25,36 +24,23 @@ from torch._C._distributed_c10d import HashStore
 
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.alone import join_nobody
-from tm_slurm.runtime.handover import Incoming, Outgoing
-from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S, PRIVATE_INTERVAL_S, SWITCH_TIMEOUT_S
+from tm_slurm.runtime.finite import all_finite
+from tm_slurm.runtime.handover import Outgoing
+from tm_slurm.runtime.limits import PRIVATE_INTERVAL_S
 from tm_slurm.runtime.role import Role, role_of
-from tm_slurm.runtime.vote import FAILURES, Ballot, Discarded, Vote
+from tm_slurm.runtime.standing_by import StandingBy, say
+from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
+from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of
-from tm_slurm.state import (
-    Mark,
-    ReceiveReport,
-    StateError,
-    capture,
-    digest,
-    give_private,
-    mark,
-    private_buffers,
-    take_private,
-)
+from tm_slurm.state import Mark, StateError, capture, digest, mark, private_buffers, replica_key, take_private
 
 Build = Callable[[Role], dict[str, Any]]
+RECENT_STEPS = 50
 
 
-@dataclass
-class Joined:
-    """What came of joining; no report: it failed or was given up."""
-
-    report: ReceiveReport | None = None
-
-
-class Runtime:
+class Runtime(StandingBy):
     """Iterate over it: it yields (state, step) for each step this process has to do. Call `report` in the
-    loop's body.
+    loop's body, and wrap the body in `attempt()`.
 
     `steps`: how many in all; a `train.steps` in the job's config holds over it. After the loop: `state`,
     `step`, `role`.
@@ -72,10 +58,15 @@ class Runtime:
         self._vote = Vote(self._ballot)
         self._metrics: Mapping[str, Any] = {}
         self._committed_at = 0.0
+        self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._mark: Mark | None = None
         self._discarded = False
         self._resolution: Message | None = None
-        self._private_told_at = -1.0
+        self._exchange_due = False
+        self._exchanged_at = 0.0
+        self._redone = -1
+        self._keys_told: set[int] = set()
+        self._first_step = 0
 
     def _number_of_steps(self, steps: int | None) -> int:
         configured = self._worker.config.train.steps if self._worker is not None else None
@@ -95,29 +86,31 @@ class Runtime:
             self._take_role(self.role)
             yield from self._real_steps()
             return
-        order = worker.link.next_order("assign", "warm", "retire", "exit")
-        if order["kind"] == "assign":
+        _import_what_comes_late()
+        order = worker.link.next_order("assign", "warm", "replace", "retire", "exit")
+        if order["kind"] == "assign" and worker.take_seat(int(order["epoch"])):
             self._start(worker, order)
-        elif order["kind"] == "warm":
-            yield from self._stand_by(worker, order)
         else:
-            self._end_process(0)
+            yield from self._stand_by(worker, order)
         yield from self._real_steps()
-        self._finish(worker)
+        yield from self._finish(worker)
 
     # ---- real steps ----
 
     def _real_steps(self) -> Iterator[tuple[dict[str, Any], int]]:
         while self.step < self.steps:
             self._begin_step()
-            yield self.state, self.step
-            with self.attempt():
-                if not self._discarded:
-                    self._vote.hold()
+            if not self._discarded:
+                yield self.state, self.step
+                with self.attempt():
+                    if not self._discarded:
+                        self._vote.hold()
             if not self._discarded:
                 self._commit()
             if self._resolution is not None:
                 self._go_on(self._resolution)
+            elif self._discarded and self._mark is not None:
+                self._mark.rewind()  # every rank does: the gradients were not finite
             elif self._worker is not None:
                 self._at_boundary(self._worker)
 
@@ -125,74 +118,52 @@ class Runtime:
         self._discarded = False
         self._resolution = None
         self._mark = mark(self.state, self._mark)
-        now = time.monotonic()
-        interval = 0.0 if private_buffers(self.state) else PRIVATE_INTERVAL_S
-        if self._worker is not None and now - self._private_told_at >= interval:
-            self._private_told_at = now
-            private = take_private(self.state)
-            told = {"kind": "private", "rank": self.role.rank, "step": self.step, "private": private}
-            self._worker.link.send(told)
         self._vote.open()
-
-    # ---- when somebody else fails ----
-
-    @contextlib.contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Around the body of the loop: a failure of another rank inside it discards the step instead of
-        ending this process. The loop then yields the same step again."""
-        try:
-            yield
-        except Discarded:
-            self._discarded = True
-        except FAILURES as error:
-            if self._worker is None or self._worker.endpoint.sandbox:
-                raise
-            self._resolution = self._stop(self._worker, error, at_vote=False)
-            self._discarded = True
-
-    def _failed_at_vote(self, error: RuntimeError) -> None:
-        if self._worker is None or self._worker.endpoint.sandbox:
-            raise error
-        self._resolution = self._stop(self._worker, error, at_vote=True)
-        if int(self._resolution["target"]) == self.step:
-            raise Discarded
-
-    def _stop(self, worker: Worker, error: RuntimeError, *, at_vote: bool) -> Message:
-        lost = getattr(error, "rank", None)
-        worker.link.send({"kind": "broken", "rank": self.role.rank, "lost": lost, "why": str(error)[:500]})
-        worker.stop_at(self.step, at_vote=at_vote)
-        order = worker.await_resolution()
-        if order["kind"] != "resolve":
-            self._end_process(1)
-        return order
-
-    def _go_on(self, order: Message) -> None:
-        """All survivors are at the same boundary now: let the dead ranks' successors in, and give them the
-        state."""
         worker = self._worker
-        assert worker is not None
-        if self._discarded and self._mark is not None:
-            self._mark.rewind()
-        while True:
-            worker.recovered(order)
-            try:
-                for rank in order["serve"]:
-                    self._serve(worker, rank, int(order["epoch"]))
-                return
-            except StateError as error:
-                say(f"the state could not be given to rank {rank}: {error}")
-                worker.stop_at(self.step, at_vote=False)
-                order = worker.await_resolution()
+        if worker is not None and worker.wards is not None:
+            self._tell_key(worker)
+            with self.attempt():
+                if self._exchange_due or private_buffers(self.state):
+                    worker.wards.exchange(self.step, take_private(self.state))
+                    self._exchange_due = False
+                    self._exchanged_at = time.monotonic()
 
-    def _serve(self, worker: Worker, rank: int, epoch: int) -> None:
-        outgoing = Outgoing(host=worker.place.host, secret=worker.secret, rank=rank, epoch=epoch)
-        try:
-            outgoing.give_layout(capture(self.state, self.step))
-            ready = {"kind": "source_ready", "epoch": epoch, "rank": rank, "source": outgoing.source}
-            worker.link.send(ready)
-            outgoing.send(capture(self.state, self.step))
-        finally:
-            outgoing.close()
+    def _tell_key(self, worker: Worker) -> None:
+        """Before the first step, and after it, when optimizers have their state: who is whose replica."""
+        if self.step <= self._first_step + 1 and self.step not in self._keys_told:
+            self._keys_told.add(self.step)
+            told = {"kind": "replica_key", "rank": self.role.rank, "step": self.step}
+            worker.link.send({**told, "key": replica_key(self.state)})
+
+    def _flags(self) -> int:
+        """What this rank, if it is the pacer, asks all ranks for in the vote."""
+        worker = self._worker
+        if worker is None or worker.endpoint.sandbox or self.role.rank != 0:
+            return 0
+        step_s = statistics.median(self._durations) if self._durations else 0.0
+        private = time.monotonic() - self._exchanged_at >= PRIVATE_INTERVAL_S
+        return worker.storing.flags(self.step + 1, step_s) | (PRIVATE if private else 0)
+
+    def _has_nonfinite(self) -> bool:
+        worker = self._worker
+        if worker is None or worker.endpoint.sandbox or worker.config.policy.on_nonfinite == "ignore":
+            return False
+        return not all_finite(self.state)
+
+    def _refuse(self) -> None:
+        """Some rank's gradients are not finite: all ranks do the step again, once."""
+        worker = self._worker
+        if worker is None or worker.endpoint.sandbox:
+            return
+        if worker.config.policy.on_nonfinite == "stop" or self._redone == self.step:
+            again = " again, after it was done anew" if self._redone == self.step else ""
+            mine = "" if all_finite(self.state) else f", some of them on rank {self.role.rank}"
+            raise FloatingPointError(
+                f"step {self.step}: gradients are not finite{again}{mine}; nothing of the step was applied "
+                "(policy.on_nonfinite)"
+            )
+        self._redone = self.step
+        raise Discarded
 
     def _commit(self) -> None:
         now = time.time()
@@ -200,6 +171,7 @@ class Runtime:
         self.step += 1
         if self._worker is not None:
             seconds = now - self._committed_at if self._committed_at else 0.0
+            self._durations.append(seconds)
             shown = float(loss) if loss is not None else None
             self._worker.link.committed(
                 rank=self.role.rank,
@@ -213,31 +185,51 @@ class Runtime:
 
     def _at_boundary(self, worker: Worker) -> None:
         worker.prepare_to_leave(lambda: capture(self.state, self.step))
-        agreed = self._vote.agreed_epoch
+        agreed, flags = self._vote.agreed_epoch, self._vote.agreed_flags
+        self._exchange_due = self._exchange_due or bool(flags & PRIVATE)
         if agreed <= worker.epoch or self.step >= self.steps:
+            self._store(worker, flags)
             return
         leaving = worker.leaving(agreed)
         if leaving is not None:
             self._leave(worker, leaving)
+            return
         worker.endpoint.switch(epoch=agreed)
-        worker.epoch = agreed
+        worker.at_epoch(agreed)
+        self._exchange_due = True
+
+    def _store(self, worker: Worker, flags: int) -> None:
+        try:
+            worker.storing.at_boundary(flags, self.state, self.step, rank=self.role.rank, epoch=worker.epoch)
+        except StateError as error:
+            say(f"nothing is kept of step {self.step}: {error}")
 
     # ---- roles ----
 
     def _start(self, worker: Worker, order: Message) -> None:
-        """A fresh job: this rank from the beginning."""
-        self._enter(worker, order, epoch=int(order["epoch"]), peers=order["peers"])
-
-    def _enter(self, worker: Worker, order: Message, *, epoch: int, peers: dict[str, list[Any]]) -> None:
+        """A fresh job: this rank from the beginning, or from where an earlier start of the job was."""
         rank, world_size = int(order["rank"]), int(order["world_size"])
+        self._build_and_survive(
+            worker,
+            {**order, "back_to": order.get("restore")},
+            rank,
+            world_size,
+        )
+
+    def _enter(
+        self, worker: Worker, *, rank: int, world_size: int, epoch: int, peers: dict[str, list[Any]]
+    ) -> None:
         if dist.is_initialized():
             self.state = {}
+            self._mark = None
             dist.destroy_process_group()
             gc.collect()
         worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(peers))
         dist.init_process_group("tm", store=HashStore(), rank=rank, world_size=world_size)
-        worker.rank, worker.epoch = rank, epoch
-        self._take_role(role_of(rank, world_size, worker.place.slot))
+        worker.rank, worker.world_size = rank, world_size
+        worker.wards = Wards(rank, world_size, worker.config.job.ranks_per_node)
+        worker.at_epoch(epoch)
+        self._take_role(role_of(rank, world_size, worker.place.slot, worker.config.job.ranks_per_node))
 
     def _take_role(self, role: Role) -> None:
         self.role = role
@@ -245,159 +237,47 @@ class Runtime:
             torch.cuda.set_device(role.device)
         self.state = self._build(role)
         self._mark = None
-        self._vote = Vote(self._ballot, self._failed_at_vote)
+        self._vote = Vote(
+            self._ballot,
+            failed=self._failed_at_vote,
+            flags=self._flags,
+            nonfinite=self._has_nonfinite,
+            refused=self._refuse,
+        )
         self._vote.watch(self.state.values())
-
-    # ---- standing by ----
-
-    def _stand_by(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
-        """Warm up in the sandbox, then wait: for another role to warm up for, for a rank to take, or for the
-        end."""
-        while True:
-            if order["kind"] == "warm":
-                began = time.monotonic()
-                if worker.rank != int(order["rank"]):
-                    yield from self._warm_up(worker, order)
-                seconds = time.monotonic() - began
-                worker.link.send({"kind": "process_warm", "rank": worker.rank, "seconds": seconds})
-            elif order["kind"] == "join":
-                if self._join(worker, order):
-                    return
-            elif order["kind"] == "replace":
-                taken = yield from self._replace(worker, order)
-                if taken:
-                    return
-            else:
-                self._end_process(0)
-            order = worker.link.next_order("warm", "join", "replace", "retire", "exit", "finish")
-
-    def _warm_up(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
-        """Build the role and run shadow iterations, answered without any communication (TrainMover §4).
-
-        Whatever they do to the state is overwritten at the switch."""
-        worker.sandbox.enter()
-        self._enter(worker, order, epoch=0, peers={})
-        for step in worker.sandbox.shadow_steps(worker.config.policy.shadow_steps):
-            self._vote.open()
-            yield self.state, step
-            self._vote.hold()
-        self._metrics = {}
-
-    def _join(self, worker: Worker, order: Message) -> bool:
-        """Take over a leaver's rank. False when the move was given up; then this is a standby as before."""
-        rank, epoch = int(order["rank"]), int(order["epoch"])
-        if worker.is_cancelled(epoch):
-            return False
-        if worker.rank != rank:
-            why = f"this standby is warm for rank {worker.rank}"
-            worker.link.send({"kind": "join_failed", "epoch": epoch, "rank": rank, "why": why})
-            return False
-        with self._joining(worker, order) as joined:
-            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
-            worker.endpoint.dial(epoch=epoch, ranks=order["dial"], timeout_s=PREPARE_TIMEOUT_S)
-            incoming = self._connect(worker, order)
-            worker.link.send({"kind": "joined", "epoch": epoch, "rank": rank})
-            joined.report = incoming.receive()
-        return self._resume(worker, order, joined.report)
-
-    def _replace(self, worker: Worker, order: Message) -> Generator[tuple[dict[str, Any], int], None, bool]:
-        """Take a dead rank's place: its private state as it last told it, brought up to date by doing the
-        steps since then in the sandbox (random numbers and data positions do not depend on what the
-        collectives answer); all else from a replica. False when the recovery was given up."""
-        if worker.rank != int(order["rank"]):
-            yield from self._warm_up(worker, order)
-        rank, epoch = int(order["rank"]), int(order["epoch"])
-        give_private(self.state, order["private"])
-        for step in range(int(order["private_step"]), int(order["target"])):
-            self._vote.open()
-            yield self.state, step
-            self._vote.hold()
-        if private_buffers(self.state) and int(order["private_step"]) < int(order["target"]):
-            say(
-                f"rank {rank} died with step {order['target']} not told: its running statistics (buffers) "
-                "are those of shadow steps until they have been updated often enough; all else is exact"
-            )
-        private = take_private(self.state)
-        with self._joining(worker, order) as joined:
-            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
-            joined.report = self._connect(worker, order).receive()
-            give_private(self.state, private)
-        return self._resume(worker, order, joined.report)
-
-    @contextlib.contextmanager
-    def _joining(self, worker: Worker, order: Message) -> Iterator[Joined]:
-        """Whatever fails in here is told to the coordinator; unless it was the coordinator that gave up."""
-        rank, epoch = int(order["rank"]), int(order["epoch"])
-        joined = Joined()
-        try:
-            yield joined
-        except (OSError, RuntimeError) as error:
-            if not worker.is_cancelled(epoch):
-                say(f"joining as rank {rank} at epoch {epoch} failed: {error}")
-                worker.link.send({"kind": "join_failed", "epoch": epoch, "rank": rank, "why": str(error)})
-        finally:
-            worker.forget_incoming()
-
-    def _connect(self, worker: Worker, order: Message) -> Incoming:
-        incoming = Incoming(
-            source=(str(order["source"][0]), int(order["source"][1])),
-            secret=worker.secret,
-            rank=int(order["rank"]),
-            epoch=int(order["epoch"]),
-            state=self.state,
-        )
-        worker.await_state(incoming)
-        incoming.prepare()
-        return incoming
-
-    def _resume(self, worker: Worker, order: Message, report: ReceiveReport | None) -> bool:
-        if report is None:
-            return False
-        worker.sandbox.leave()
-        worker.epoch = int(order["epoch"])
-        self.step = report.step
-        worker.link.send(
-            {
-                "kind": "resumed",
-                "epoch": worker.epoch,
-                "rank": worker.rank,
-                "step": self.step,
-                "bytes": report.bytes,
-                "state_s": report.seconds,
-            }
-        )
-        return True
 
     # ---- leaving and ending ----
 
-    def _leave(self, worker: Worker, outgoing: Outgoing) -> NoReturn:
-        """Hand this rank's state to the joiner, stay until the switch has committed, end the process."""
+    def _leave(self, worker: Worker, outgoing: Outgoing) -> None:
+        """Hand this rank's state to the joiner, stay until the switch has committed, end the process. Returns
+        if the switch has failed and this rank keeps its seat."""
         worker.link.send({"kind": "switching", "epoch": outgoing.epoch, "step": self.step})
         worker.link.beat()
         try:
             outgoing.send(capture(self.state, self.step))
         except StateError as error:
             say(f"rank {self.role.rank} could not hand over its state: {error}")
-            self._end_process(1)
-        worker.link.next_order("retire", "exit", timeout_s=SWITCH_TIMEOUT_S)
-        self._end_process(0)
+        worker.stop_at(self.step)
+        order = worker.await_resolution("retire")
+        if order["kind"] != "resolve":
+            self._end_process(0)
+        self._discarded = False
+        self._go_on(order)
 
-    def _finish(self, worker: Worker) -> None:
-        """All steps are done here: say with what result, wait for the others."""
-        worker.link.beat()
-        done = digest(self.state)
-        told = {"kind": "rank_done", "rank": self.role.rank, "step": self.step, "digest": done}
-        worker.link.send(told)
-        worker.stop_at(self.step, at_vote=False)
-        order = worker.link.next_order("finish", "exit", "resolve")
-        while (
-            order["kind"] == "resolve"
-        ):  # somebody died although all steps are done here: its successor needs the state
+    def _finish(self, worker: Worker) -> Iterator[tuple[dict[str, Any], int]]:
+        """All steps are done here: say with what result, wait for the others. When somebody dies although all
+        steps are done here, its successor needs the state; when all go back, there are steps to do again."""
+        while True:
+            worker.link.beat()
+            told = {"kind": "rank_done", "rank": self.role.rank, "step": self.step}
+            worker.link.send({**told, "digest": digest(self.state)})
+            worker.stop_at(self.step)
+            order = worker.link.next_order("finish", "exit", "resolve")
+            if order["kind"] != "resolve":
+                return
             self._discarded = False
             self._go_on(order)
-            worker.link.send(told)
-            worker.stop_at(self.step, at_vote=False)
-            order = worker.link.next_order("finish", "exit", "resolve")
+            yield from self._real_steps()
 
     def _end_process(self, code: int) -> NoReturn:
         """This process has no rank any more; nothing of the user's script may run after this."""
@@ -406,6 +286,10 @@ class Runtime:
         os._exit(code)
 
 
-def say(text: str) -> None:
-    """One line for people, in this process's log."""
-    print(f"tm_slurm: {text}", file=sys.stderr, flush=True)
+def _import_what_comes_late() -> None:
+    """The first optimizer imports much of torch; better here than in a switch. All that is imported by now is
+    left out of garbage collections from now on: a full one costs 0.15 s otherwise, in the middle of a
+    recovery."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    gc.collect()
+    gc.freeze()

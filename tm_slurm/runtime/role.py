@@ -21,7 +21,9 @@ class Role:
     groups: dict[str, Any] = field(default_factory=dict)
 
 
-def role_of(rank: int, world_size: int, slot: int) -> Role:
-    """The role of a rank in a data-parallel layout, on this process's device."""
+def role_of(rank: int, world_size: int, slot: int, ranks_per_node: int = 1) -> Role:
+    """The role of a rank in a data-parallel layout, on this process's device; a guest on a node that hosts
+    more ranks than it has devices shares one."""
+    slot %= ranks_per_node
     device = torch.device("cuda", slot) if torch.cuda.is_available() else torch.device("cpu")
     return Role(rank=rank, world_size=world_size, local_rank=slot, device=device, coords={"dp": rank})

@@ -1,8 +1,8 @@
 """The vote: one tiny all-reduce a step, between computing gradients and applying them.
 
-It tells every rank at the same boundary that a switch is due. One leaving rank carries the new epoch into it
-(MAX), so that nobody else needs a message, and that rank alone decides whether a late cancellation still
-comes in time.
+It tells every rank at the same boundary that a switch is due, or a snapshot, or that the step must not be
+applied. One leaving rank carries the new epoch into it (MAX), so that nobody else needs a message, and that
+rank alone decides whether a late cancellation still comes in time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ from tm_slurm.comm import CollectiveTimeout, GroupInterrupted, PeerLost
 
 FAILURES = (GroupInterrupted, PeerLost, CollectiveTimeout)
 """What a collective raises when somebody else has failed."""
+
+SNAPSHOT = 1
+CHECKPOINT = 2
+PRIVATE = 4
+"""What the pacer, rank 0, may ask of all ranks at the boundary after the vote; PRIVATE: that they tell their
+buddies their private state at the beginning of the next step."""
 
 
 class Discarded(Exception):
@@ -53,17 +59,41 @@ class Ballot:
             self._carried = max(self._carried, self._armed)
             return self._armed
 
+    def disarm(self) -> None:
+        """Whatever was to be carried is over: a failure came first."""
+        with self._lock:
+            self._armed = 0
+
 
 class Vote:
     """Held once a step: by the first registered optimizer's step, or by `hold` at the end of a step without
-    one."""
+    one.
 
-    def __init__(self, ballot: Ballot, failed: Callable[[RuntimeError], None] | None = None) -> None:
-        self._failed = failed
+    `flags`: what the pacer asks for (0 at every other rank). `nonfinite`: whether this rank's gradients are
+    not all finite. `failed`: called when the all-reduce fails; it raises Discarded, or returns when the vote
+    has succeeded all the same. `refused`: called at every rank when any rank's gradients were not finite.
+    """
+
+    def __init__(
+        self,
+        ballot: Ballot,
+        *,
+        failed: Callable[[RuntimeError], None] | None = None,
+        flags: Callable[[], int] | None = None,
+        nonfinite: Callable[[], bool] | None = None,
+        refused: Callable[[], None] | None = None,
+    ) -> None:
         self._ballot = ballot
-        self._tensor = torch.zeros(1, dtype=torch.int64)
-        self._open = False
+        self._failed = failed
+        self._flags = flags
+        self._nonfinite = nonfinite
+        self._refused = refused
+        self._tensor = torch.zeros(3, dtype=torch.int64)
+        self.is_open = False
+        self.was_held = False
+        """in this step"""
         self.agreed_epoch = 0
+        self.agreed_flags = 0
 
     def watch(self, values: Iterable[Any]) -> None:
         """Hold the vote when one of the optimizers among `values` is about to apply a step."""
@@ -72,24 +102,32 @@ class Vote:
                 value.register_step_pre_hook(self._before_step)
 
     def _before_step(self, *_: Any) -> None:
-        self.hold()
+        self.hold(applying=True)
 
     def open(self) -> None:
         """A step begins: its vote has not been held."""
-        self._open = True
+        self.is_open, self.was_held = True, False
+        self.agreed_epoch = self.agreed_flags = 0
 
-    def hold(self) -> None:
-        """Vote, unless this step already has. Afterwards `agreed_epoch` is the newest epoch that any rank
-        carries."""
-        if not self._open:
+    def hold(self, *, applying: bool = False) -> None:
+        """Vote, unless this step already has; `applying`: gradients are about to be applied. Afterwards
+        `agreed_epoch` is the newest epoch that any rank carries, `agreed_flags` what the pacer asks for."""
+        if not self.is_open:
             return
-        self._open = False
-        self._tensor[0] = self._ballot.carry()
+        tensor = self._tensor
+        tensor[0] = self._ballot.carry()
+        tensor[1] = self._flags() if self._flags is not None else 0
+        tensor[2] = int(self._nonfinite()) if applying and self._nonfinite is not None else 0
         try:
-            dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX)
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         except FAILURES as error:
             if self._failed is None:
                 raise
             self._failed(error)
+            self.is_open, self.was_held = False, True
             return
-        self.agreed_epoch = int(self._tensor[0])
+        self.is_open, self.was_held = False, True
+        agreed_epoch, agreed_flags, refused = (int(value) for value in tensor)
+        if refused and self._refused is not None:
+            self._refused()
+        self.agreed_epoch, self.agreed_flags = agreed_epoch, agreed_flags

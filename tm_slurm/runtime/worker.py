@@ -16,7 +16,9 @@ from tm_slurm.control import read_secret
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.handover import Incoming, Outgoing
 from tm_slurm.runtime.limits import RECOVERY_TIMEOUT_S
+from tm_slurm.runtime.storing import Storing
 from tm_slurm.runtime.vote import Ballot
+from tm_slurm.runtime.wards import Wards
 from tm_slurm.sandbox import Sandbox
 from tm_slurm.state import Snapshot, StateError
 
@@ -65,15 +67,21 @@ class Worker:
         self.sandbox = Sandbox(self.endpoint)
         self.ballot = Ballot()
         self.rank: int | None = None
+        self.world_size = 1
         self.epoch = 0
         self.outgoing: Outgoing | None = None
         self.incoming: Incoming | None = None
+        self._serving: Outgoing | None = None
         self._layout: Snapshot | None = None
         self._staged: set[int] = set()
         self._cancelled: set[int] = set()
         self._lock = threading.Lock()
         self._recovery_epoch = 0
+        self._unsure: list[int] = []
+        self._standing_by = True
         self._stopped: Message | None = None
+        self.wards: Wards | None = None
+        self.storing = Storing(self.secret, self.place.job_dir, self.config.policy, link)
         link.start(
             {
                 "prepare": self._on_prepare,
@@ -83,6 +91,8 @@ class Worker:
                 "cancel": self._on_cancel,
                 "peers": self._on_peers,
                 "interrupt": self._on_interrupt,
+                "where": self._on_where,
+                **self.storing.handlers(),
             }
         )
         link.send({"kind": "process_ready", "host": self.place.host, "port": self.endpoint.port})
@@ -151,35 +161,76 @@ class Worker:
                 self.incoming.cancel()
 
     def _on_interrupt(self, message: Message) -> None:
-        """Somebody has died: wake this rank out of whatever collective waits for it."""
+        """Somebody has failed: wake this rank out of whatever it waits in, and say where it has stopped. A
+        process without a rank says that; from then on it cannot get one at an older epoch."""
         epoch = int(message["epoch"])
-        if epoch <= self.epoch or self.rank is None:
-            return
         with self._lock:
-            self._recovery_epoch = max(self._recovery_epoch, epoch)
-        self.endpoint.interrupt(epoch=self.epoch)
+            if epoch < self._recovery_epoch or epoch <= self.epoch:
+                return
+            self._recovery_epoch = epoch
+            self._unsure = [int(rank) for rank in message.get("lost", ())]
+            standing_by, incoming = self._standing_by, self.incoming
+            outgoings = [self.outgoing, self._serving]
+        if incoming is not None and incoming.epoch < epoch:
+            incoming.cancel()
+        if standing_by:
+            self.link.send({"kind": "not_joined", "epoch": epoch})
+            return
+        for outgoing in outgoings:
+            if outgoing is not None:
+                outgoing.cancel()
+        self.ballot.disarm()
+        self.endpoint.interrupt(epoch=epoch - 1)
         self._say_where()
+
+    def _on_where(self, message: Message) -> None:
+        """The coordinator wonders why no step is committed: say whether this rank waits for others."""
+        stats = self.endpoint.stats()
+        told = {"waiting": stats["operations_in_flight"] > 0, "since_s": stats["oldest_operation_ms"] / 1000}
+        self.link.send({"kind": "whereabouts", "rank": self.rank, "epoch": self.epoch, **told})
 
     def _say_where(self) -> None:
         with self._lock:
-            if self._stopped is None or self._recovery_epoch <= self.epoch:
+            epoch, unsure = self._recovery_epoch, self._unsure
+            if self._stopped is None or epoch <= self.epoch:
                 return
-            message = {"kind": "survivor", "epoch": self._recovery_epoch, "rank": self.rank, **self._stopped}
-        self.link.send(message)
+            statement = {"kind": "survivor", "epoch": epoch, "rank": self.rank, **self._stopped}
+        wards = self.wards
+        statement["snapshots"] = self.storing.local_snapshots()
+        statement["wards"] = {}
+        for rank in unsure if wards is not None else ():
+            assert wards is not None
+            for told in wards.told(rank):
+                self.link.send({**told, "epoch": epoch})
+            if wards.steps_of(rank):
+                statement["wards"][str(rank)] = wards.steps_of(rank)
+        self.link.send(statement)
 
     # ---- in the training thread ----
 
-    def stop_at(self, committed: int, *, at_vote: bool) -> None:
-        """This rank has stopped with `committed` steps applied; `at_vote`: and with the gradients of the next
-        one."""
+    def take_seat(self, epoch: int) -> bool:
+        """From now on this process has a rank. False when a failure at a later epoch came first: then it has
+        none, and has said so."""
         with self._lock:
-            self._stopped = {"committed": committed, "at_vote": at_vote}
+            if self._recovery_epoch > epoch:
+                return False
+            self._standing_by = False
+            return True
+
+    def stop_at(
+        self, committed: int, *, at_vote: bool = False, begun: bool = True, torn: bool = False
+    ) -> None:
+        """This rank has stopped with `committed` steps applied. `at_vote`: and with the gradients of the next
+        one; `begun`: its role is built; `torn`: it has begun to apply the next step, and could not finish."""
+        with self._lock:
+            self._stopped = {"committed": committed, "at_vote": at_vote, "begun": begun, "torn": torn}
         self._say_where()
 
-    def await_resolution(self) -> Message:
-        """What all survivors do now: the newest recovery's `resolve` order. TimeoutError when none comes."""
+    def await_resolution(self, *others: str) -> Message:
+        """What all survivors do now: the newest recovery's `resolve` order, or an order of the kinds
+        `others`. TimeoutError when none comes."""
         while True:
-            order = self.link.next_order("resolve", "finish", "exit", timeout_s=RECOVERY_TIMEOUT_S)
+            order = self.link.next_order("resolve", "exit", *others, timeout_s=RECOVERY_TIMEOUT_S)
             if order["kind"] != "resolve" or int(order["epoch"]) == self._recovery_epoch:
                 return order
 
@@ -188,13 +239,29 @@ class Worker:
         epoch = int(order["epoch"])
         self.endpoint.prepare(epoch=epoch, changes=peers_of(order["changes"]))
         self.endpoint.switch(epoch=epoch)
+        self.at_epoch(epoch)
+
+    def at_epoch(self, epoch: int) -> None:
+        """The membership of `epoch` is in force here."""
+        self.storing.abandon()
         with self._lock:
             self.epoch = epoch
             self._stopped = None
+            outgoing, self.outgoing = self.outgoing, None
+        if outgoing is not None:
+            outgoing.close()
+
+    def serving(self, outgoing: Outgoing | None) -> None:
+        """A state on its way to a lost rank's successor; a failure elsewhere ends it."""
+        with self._lock:
+            self._serving = outgoing
+            cancelled = outgoing is not None and outgoing.epoch < self._recovery_epoch
+        if outgoing is not None and cancelled:
+            outgoing.cancel()
 
     def is_cancelled(self, epoch: int) -> bool:
-        """Whether the move to `epoch` was given up."""
-        return epoch in self._cancelled
+        """Whether the move or recovery to `epoch` was given up."""
+        return epoch in self._cancelled or epoch < self._recovery_epoch
 
     def prepare_to_leave(self, capture_state: Callable[[], Snapshot]) -> None:
         """At a step boundary: if this rank is to leave, give its layout and say that it is prepared. Only now

@@ -57,7 +57,13 @@ Identity Endpoint::identity(int target) const {
 }
 
 bool Endpoint::needed(const Peer& peer) const {
-  return peer.dial_wanted || !peer.sends.empty() || !peer.recvs.empty();
+  if (peer.dial_wanted || !peer.sends.empty() || !peer.recvs.empty()) return true;
+  for (auto& [id, group] : groups_)  // receives that wait for whatever message comes first
+    for (const Recv* recv : group->posted) {
+      if (recv->peer == &peer) return true;
+      if (!recv->peer && std::find(group->members.begin(), group->members.end(), &peer) != group->members.end()) return true;
+    }
+  return false;
 }
 
 // On first use the higher rank dials, the lower one waits for it: so there is never more than one link.
@@ -223,6 +229,9 @@ void Endpoint::accept_waiting() {
           if (!waiting->link && needed(*waiting)) {
             for (Send* send : waiting->sends) fail(send->operation, failure);
             for (Recv* recv : waiting->recvs) fail(recv->operation, failure);
+            for (auto& [id, group] : groups_)
+              for (Recv* recv : group->posted)
+                if (recv->peer == waiting.get()) fail(recv->operation, failure);
           }
       }
       return;

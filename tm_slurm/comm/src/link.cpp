@@ -56,11 +56,17 @@ void Link::control(FrameKind kind, const MessageKey& key, uint64_t total) {
 }
 
 // The oldest send that has something to say, but not twice running from one operation if another has, too.
+// Point-to-point messages are announced in the order in which they were sent: that is how they are matched.
 Send* Link::choose() {
   if (staged) return nullptr;
   Send* first = nullptr;
+  bool announces = false;
   for (Send* send : peer.sends) {
     if (!send->has_frame()) continue;
+    if (is_point_to_point(send->key.tag) && !send->offered) {
+      if (announces) continue;
+      announces = true;
+    }
     if (&send->operation != last_) return send;
     if (!first) first = send;
   }

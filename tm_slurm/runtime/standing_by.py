@@ -1,0 +1,195 @@
+"""What a standby does: warm up in the sandbox for whatever role it may get, and take a leaver's or a dead
+rank's place (TrainMover §4, §5, §7)."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tm_slurm.comm import HandshakeRefused
+from tm_slurm.runtime.agent_link import Message
+from tm_slurm.runtime.handover import Incoming
+from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S
+from tm_slurm.runtime.surviving import Surviving
+from tm_slurm.runtime.worker import Worker, peers_of
+from tm_slurm.state import ReceiveReport, give_private, private_buffers, take_private
+
+Shadow = Generator[tuple[dict[str, Any], int], None, bool]
+"""Steps in the sandbox; then whether this process has a rank now."""
+
+
+@dataclass
+class Joined:
+    """What came of joining; no report: it failed or was given up."""
+
+    report: ReceiveReport | None = None
+
+
+class StandingBy(Surviving):
+    """The part of the runtime that is about having no rank yet."""
+
+    _metrics: Mapping[str, Any]
+
+    def _stand_by(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
+        """Warm up, then wait: for another role to warm up for, for a rank to take, or for the end."""
+        while True:
+            kind = order["kind"]
+            if kind == "warm":
+                began = time.monotonic()
+                if worker.rank != int(order["rank"]):
+                    yield from self._warm_up(worker, order)
+                seconds = time.monotonic() - began
+                worker.link.send({"kind": "process_warm", "rank": worker.rank, "seconds": seconds})
+            elif kind == "join":
+                if self._join(worker, order):
+                    return
+            elif kind == "replace":
+                taken = yield from self._replace(worker, order)
+                if taken:
+                    return
+            elif kind != "assign":  # an assignment that a failure has overtaken
+                self._end_process(0)
+            order = worker.link.next_order("warm", "join", "replace", "retire", "exit", "finish")
+
+    def _warm_up(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
+        """Build the role and run shadow iterations, answered without any communication (TrainMover §4).
+
+        Whatever they do to the state is overwritten at the switch."""
+        worker.sandbox.enter()
+        rank, world_size = int(order["rank"]), int(order["world_size"])
+        self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers={})
+        for step in worker.sandbox.shadow_steps(worker.config.policy.shadow_steps):
+            self._vote.open()
+            yield self.state, step
+            self._vote.hold()
+        self._metrics = {}
+
+    def _join(self, worker: Worker, order: Message) -> bool:
+        """Take over a leaver's rank. False when the move was given up; then this is a standby as before."""
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        if worker.is_cancelled(epoch):
+            return False
+        if worker.rank != rank:
+            why = f"this standby is warm for rank {worker.rank}"
+            worker.link.send({"kind": "join_failed", "epoch": epoch, "rank": rank, "why": why})
+            return False
+        with self._joining(worker, order) as joined:
+            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
+            worker.endpoint.dial(epoch=epoch, ranks=order["dial"], timeout_s=PREPARE_TIMEOUT_S)
+            incoming = self._connect(worker, order)
+            worker.link.send({"kind": "joined", "epoch": epoch, "rank": rank})
+            joined.report = incoming.receive()
+        return self._resume(worker, order, joined.report)
+
+    def _replace(self, worker: Worker, order: Message) -> Shadow:
+        """Take a dead rank's place. False when the recovery was given up."""
+        back_to = order.get("back_to")
+        if back_to is not None and back_to.get("again"):
+            return self._replace_anew(worker, order)
+        began = time.monotonic()
+        if worker.rank != int(order["rank"]):
+            yield from self._warm_up(worker, order)
+        times = {"warm_s": time.monotonic() - began}
+        if back_to is not None:
+            return self._replace_from_store(worker, order, times)
+        return (yield from self._replace_from_replica(worker, order, times))
+
+    def _replace_from_replica(self, worker: Worker, order: Message, times: dict[str, float]) -> Shadow:
+        """Its private state as it last told it, brought up to date by doing the steps since then in the
+        sandbox (random numbers and data positions do not depend on what the collectives answer); all else
+        from a replica."""
+        rank, epoch, target = int(order["rank"]), int(order["epoch"]), int(order["target"])
+        began = time.monotonic()
+        give_private(self.state, order["private"])
+        for step in range(int(order["private_step"]), target):
+            self._vote.open()
+            yield self.state, step
+            self._vote.hold()
+        if private_buffers(self.state) and int(order["private_step"]) < target:
+            say(
+                f"rank {rank} died before it had told step {target}: its running statistics (buffers) are "
+                "those of shadow steps until they have been updated often enough; all else is exact"
+            )
+        private = take_private(self.state)
+        times["replay_s"] = time.monotonic() - began
+        with self._joining(worker, order) as joined:
+            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
+            joined.report = self._connect(worker, order).receive()
+            give_private(self.state, private)
+        return self._resume(worker, order, joined.report, times)
+
+    def _replace_from_store(self, worker: Worker, order: Message, times: dict[str, float]) -> bool:
+        """Everybody goes back to a snapshot or a checkpoint; this process too, to the dead rank's part."""
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        began = time.monotonic()
+        with self._joining(worker, order) as joined:
+            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
+            step = worker.storing.go_back(order["back_to"], self.state, rank)
+            seconds = time.monotonic() - began
+            joined.report = ReceiveReport(step, 0, seconds, 0, 0, 0, prepared=False, acknowledged=True)
+        return self._resume(worker, order, joined.report, times)
+
+    def _replace_anew(self, worker: Worker, order: Message) -> bool:
+        """Everybody begins again; this process as the dead rank."""
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        if not worker.take_seat(epoch):
+            return False
+        worker.sandbox.leave()
+        worker.rank, worker.world_size = rank, int(order["world_size"])
+        worker.link.send({"kind": "resumed", "epoch": epoch, "rank": rank, "step": int(order["target"])})
+        self._begin_again(worker, order)
+        return True
+
+    @contextlib.contextmanager
+    def _joining(self, worker: Worker, order: Message) -> Iterator[Joined]:
+        """Whatever fails in here is told to the coordinator; unless it was the coordinator that gave up."""
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        joined = Joined()
+        try:
+            yield joined
+        except (OSError, RuntimeError, HandshakeRefused) as error:
+            if not worker.is_cancelled(epoch):
+                say(f"joining as rank {rank} at epoch {epoch} failed: {error}")
+                worker.link.send({"kind": "join_failed", "epoch": epoch, "rank": rank, "why": str(error)})
+        finally:
+            worker.forget_incoming()
+
+    def _connect(self, worker: Worker, order: Message) -> Incoming:
+        incoming = Incoming(
+            source=(str(order["source"][0]), int(order["source"][1])),
+            secret=worker.secret,
+            rank=int(order["rank"]),
+            epoch=int(order["epoch"]),
+            state=self.state,
+        )
+        worker.await_state(incoming)
+        incoming.prepare()
+        return incoming
+
+    def _resume(
+        self,
+        worker: Worker,
+        order: Message,
+        report: ReceiveReport | None,
+        times: Mapping[str, float] | None = None,
+    ) -> bool:
+        epoch = int(order["epoch"])
+        if report is None or not worker.take_seat(epoch):
+            return False
+        worker.sandbox.leave()
+        worker.at_epoch(epoch)
+        self.step = report.step
+        self._exchange_due = True
+        told = {"kind": "resumed", "epoch": epoch, "rank": worker.rank, "step": self.step}
+        measured = {"bytes": report.bytes, "state_s": report.seconds, **(times or {})}
+        worker.link.send({**told, **measured})
+        return True
+
+
+def say(text: str) -> None:
+    """One line for people, in this process's log."""
+    print(f"tm_slurm: {text}", file=sys.stderr, flush=True)

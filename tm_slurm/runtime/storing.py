@@ -1,0 +1,230 @@
+"""A rank's part in what the job can go back to: snapshots in another node's memory, checkpoints on disk.
+
+The pacer, rank 0, asks for them in the vote, so that all ranks take them at the same boundary. Taking one
+blocks for a copy to host memory; the rest is done by background threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tm_slurm.config.model import PolicyConfig
+from tm_slurm.runtime import checkpoint
+from tm_slurm.runtime.agent_link import AgentLink, Message
+from tm_slurm.runtime.limits import FETCH_TIMEOUT_S
+from tm_slurm.runtime.peer_memory import PeerMemory, choose_interval, fetch
+from tm_slurm.runtime.vote import CHECKPOINT, SNAPSHOT
+from tm_slurm.state import StateError, unpack
+from tm_slurm.state.background import Background
+
+State = Mapping[str, Any]
+
+
+def checkpoints_of(job_dir: Path) -> Path:
+    """Where a job's checkpoints are."""
+    return job_dir / "checkpoints"
+
+
+class Storing:
+    """Of one process. Messages are handled in the listening thread; all else is the training thread's."""
+
+    def __init__(self, secret: bytes, job_dir: Path, policy: PolicyConfig, link: AgentLink) -> None:
+        self._secret = secret
+        self._directory = checkpoints_of(job_dir)
+        self._policy = policy
+        self._link = link
+        self._lock = threading.Lock()
+        self._vault: tuple[str, int] | None = None
+        self._keeper = ""
+        self._owner: int | None = None
+        self._wanted = policy.snapshots == "always"
+        self._complete = -1
+        self._outstanding: int | None = None
+        self._checkpoint_outstanding = False
+        self._checkpoint_asked = False
+        self._memory: PeerMemory | None = None
+        self._told: dict[int, tuple[int, int, str]] = {}
+        self._checkpoints: checkpoint.Checkpoints | None = None
+        self._publisher: Background | None = None
+        self._written_as: dict[int, tuple[int, int]] = {}
+
+    def handlers(self) -> dict[str, Callable[[Message], None]]:
+        """What the listening thread does with the coordinator's messages about this."""
+        return {
+            "duties": self._on_duties,
+            "snapshot_complete": self._on_snapshot_complete,
+            "checkpoint": self._on_checkpoint,
+            "checkpoint_complete": self._on_checkpoint_complete,
+            "publish": self._on_publish,
+        }
+
+    def _on_duties(self, message: Message) -> None:
+        with self._lock:
+            vault = message["vault"]
+            self._vault = (str(vault[0]), int(vault[1])) if vault else None
+            self._keeper = str(message["keeper"] or "")
+            self._owner = int(message["owner"])
+            if self._policy.snapshots == "auto":
+                self._wanted = bool(message["snapshots"])
+
+    def _on_snapshot_complete(self, message: Message) -> None:
+        step = int(message["step"])
+        with self._lock:
+            self._complete = max(self._complete, step)
+            if self._outstanding is not None and self._outstanding <= step:
+                self._outstanding = None
+        if self._memory is not None:
+            self._memory.completed(step)
+
+    def _on_checkpoint(self, _: Message) -> None:
+        self._checkpoint_asked = True
+
+    def _on_checkpoint_complete(self, message: Message) -> None:
+        self._checkpoint_outstanding = False
+        if message["step"] < 0 and self._checkpoint_asked:
+            self._checkpoint_asked = False
+
+    def _on_publish(self, message: Message) -> None:
+        """All ranks have written their parts; rank 0 makes the checkpoint the newest and removes old
+        ones."""
+        if self._publisher is None:
+            self._publisher = Background("tm-publish")
+        self._publisher.submit(lambda: self._publish(message))
+
+    def _publish(self, message: Message) -> None:
+        step, epoch = int(message["step"]), int(message["epoch"])
+        told = {"step": step, "epoch": epoch, "rank": 0}
+        try:
+            path = checkpoint.publish(self._directory, step, int(message["world_size"]), epoch=epoch)
+            self._link.send({"kind": "checkpoint_published", **told, "path": str(path)})
+            checkpoint.prune(self._directory, keep=self._policy.checkpoints_kept)
+        except (OSError, StateError) as error:
+            self._link.send({"kind": "checkpoint_failed", **told, "why": str(error)})
+
+    # ---- the pacer ----
+
+    def flags(self, step: int, step_s: float) -> int:
+        """What rank 0 asks for at the boundary after `step` steps; `step_s`: what a step takes."""
+        asked = 0
+        if self._snapshot_due(step, step_s):
+            asked |= SNAPSHOT
+        every = self._policy.checkpoint_every_steps
+        due = self._checkpoint_asked or (every is not None and step % every == 0)
+        if due and not self._checkpoint_outstanding:
+            asked |= CHECKPOINT
+        return asked
+
+    def _snapshot_due(self, step: int, step_s: float) -> bool:
+        with self._lock:
+            if not self._wanted or self._vault is None or self._outstanding is not None:
+                return False
+            complete = self._complete
+        memory = self._memory
+        every = self._policy.snapshot_every_steps
+        if every is None:
+            cost = memory.cost if memory is not None else None
+            cpu_s = cost.send_cpu_s + cost.vault_cpu_s if cost is not None else 0.0
+            pack_s = cost.pack_s if cost is not None else 0.0
+            every = choose_interval(pack_s, step_s, cpu_s=cpu_s) if step_s > 0 else 1
+        return step >= complete + every
+
+    # ---- at a boundary ----
+
+    def at_boundary(self, flags: int, state: State, step: int, *, rank: int, epoch: int) -> None:
+        """All ranks do this at the same boundary, `step` steps done. Raises StateError as `pack` does."""
+        if flags & SNAPSHOT:
+            self._take_snapshot(state, step, rank, epoch)
+        if flags & CHECKPOINT:
+            self._take_checkpoint(state, step, rank, epoch)
+
+    def _take_snapshot(self, state: State, step: int, rank: int, epoch: int) -> None:
+        with self._lock:
+            vault, keeper = self._vault, self._keeper
+            self._outstanding = step
+        if vault is None:
+            return
+        if self._memory is None:
+            self._memory = PeerMemory(self._secret, stored=self._stored, failed=self._failed)
+        self._told[step] = (rank, epoch, keeper)
+        self._memory.begin(state, step, rank=rank, epoch=epoch, vault=vault)
+
+    def _stored(self, step: int) -> None:
+        rank, epoch, keeper = self._told.pop(step)
+        told = {"kind": "snapshot_stored", "rank": rank, "step": step, "epoch": epoch, "keeper": keeper}
+        self._link.send(told)
+
+    def _failed(self, step: int, why: str) -> None:
+        """No matter but for this snapshot: it will never be complete, the next one is asked for."""
+        self._told.pop(step, None)
+        print(f"tm_slurm: {why}", flush=True)
+        with self._lock:
+            if self._outstanding == step:
+                self._outstanding = None
+
+    def _take_checkpoint(self, state: State, step: int, rank: int, epoch: int) -> None:
+        if self._checkpoints is None:
+            self._checkpoints = checkpoint.Checkpoints(
+                self._directory, written=self._written, failed=self._not_written
+            )
+        owner = self._owner if self._owner is not None else rank
+        self._written_as[step] = (rank, epoch)
+        self._checkpoint_outstanding = True
+        if not self._checkpoints.begin(state, step, rank=rank, owner=owner, epoch=epoch):
+            self._not_written(step, "the one before is still being written")
+
+    def _written(self, step: int) -> None:
+        rank, epoch = self._written_as.pop(step)
+        self._link.send({"kind": "checkpoint_written", "rank": rank, "step": step, "epoch": epoch})
+
+    def _not_written(self, step: int, why: str) -> None:
+        """A checkpoint that cannot be written does not end training."""
+        rank, epoch = self._written_as.pop(step)
+        told = {"kind": "checkpoint_failed", "rank": rank, "step": step, "epoch": epoch}
+        self._link.send({**told, "why": why})
+
+    # ---- when somebody has failed ----
+
+    def abandon(self) -> None:
+        """The membership has changed: what was not complete will never be."""
+        with self._lock:
+            self._outstanding = None
+        self._checkpoint_outstanding = False
+        if self._memory is not None:
+            self._memory.abandon()
+
+    def local_snapshots(self) -> list[int]:
+        """Steps that this process can go back to by itself."""
+        complete = self._complete
+        return [complete] if self._memory is not None and self._memory.local(complete) is not None else []
+
+    def go_back(self, back_to: Message, state: State, rank: int) -> int:
+        """Make `state` what it was; returns the number of steps done then. StateError."""
+        step = int(back_to["step"])
+        if back_to["source"] == "checkpoint":
+            path = Path(back_to["path"]) if "path" in back_to else checkpoint.newest(self._directory)
+            if path is None:
+                raise StateError(f"there is no checkpoint in {self._directory}")
+            return unpack(state, checkpoint.read(path, rank))
+        stored = self._memory.local(step) if self._memory is not None else None
+        if stored is None:
+            if back_to.get("vault") is None:
+                raise StateError(f"the snapshot of rank {rank} at step {step} is nowhere")
+            host, port = back_to["vault"]
+            limit = self._policy.snapshot_memory << 20
+            stored = fetch(
+                (str(host), int(port)),
+                self._secret,
+                rank,
+                step,
+                timeout_s=FETCH_TIMEOUT_S,
+                max_bytes=limit,
+            )
+            if self._memory is None:
+                self._memory = PeerMemory(self._secret, stored=self._stored, failed=self._failed)
+            self._memory.adopt(stored)
+        with self._lock:
+            self._complete = max(self._complete, step)
+        return unpack(state, stored)
