@@ -15,6 +15,18 @@ class Leaving(Deciding):
         super().__init__(state)
         self.leader_node = leader_node
 
+    def _spare_before_start(self, missing: Node) -> Node | None:
+        """Who could take the seats of a node before training begins: nothing has to be moved. A standby that
+        has not come yet may still come."""
+        spare = [n for n in self.state.nodes.values() if n.standing == "standby" and n.notice is None]
+        return min((n for n in spare if n is not missing), key=lambda n: (n.batch_host, n.name), default=None)
+
+    def _substitute(self, missing: Node, spare: Node) -> None:
+        for rank, slot in self.state.ranks_on(missing.name).items():
+            self.state.seats[rank] = (spare.name, slot)
+        missing.standing, spare.standing = "standby", "expected"
+        self._note("substituted", node=missing.name, by=spare.name)
+
     def _standby_leaves(self, node: Node) -> None:
         node.standing = "leaving"
         self._joiner_gone(node.name, f"standby {node.name} is leaving")

@@ -129,7 +129,8 @@ class Moves(Storing):
                     self._want_warm(joiner, slot, rank)
         self._advance_move()
         if move.phase == "armed":
-            self._tell_rank(move.trigger(), {"kind": "go", "epoch": move.epoch})
+            kind = "stop" if move.stop_asked else "go"
+            self._tell_rank(move.trigger(), {"kind": kind, "epoch": move.epoch})
 
     def _on_leaver_prepared(self, given: Input) -> None:
         move = self._move_of(given)
@@ -298,6 +299,7 @@ class Moves(Storing):
                 state.nodes[name].standing = "leaving"
         self._note("moved", **self._moved_fields(move, given))
         self._assign_duties()
+        self._repeat_stop()
 
     def _tell_untouched(self, move: Move) -> None:
         """Ranks without a link to a leaver took no part; they learn where the moved ranks are, for links to

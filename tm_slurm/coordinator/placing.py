@@ -19,8 +19,8 @@ class Placing(Moves):
 
     def _place_lost(self, recovery: Recovery) -> bool:
         """Give every lost rank a place. False when it cannot be done now: it is waited, or the job ends."""
-        parties = self._unplaced(recovery)
-        for node, ranks in list(parties):
+        self._place_on_their_seats(recovery)
+        for node, ranks in self._unplaced(recovery):
             self._place_on_standby(recovery, node, ranks)
         for node, ranks in self._unplaced(recovery):
             self._place_where_they_were(recovery, node, ranks)
@@ -48,6 +48,14 @@ class Placing(Moves):
                 by_node.setdefault(node, []).append(rank)
         size = self.state.plan.ranks_per_node
         return [(n, r[i : i + size]) for n, r in by_node.items() for i in range(0, len(r), size)]
+
+    def _place_on_their_seats(self, recovery: Recovery) -> None:
+        """A process that had not got its rank yet when it was interrupted is well: it gets it now."""
+        for rank, name in recovery.lost.items():
+            seat = self.state.seats[rank]
+            free = rank not in recovery.places and self.state.nodes[name].notice is None
+            if free and seat in recovery.refusals and self.state.process_at(seat) is not None:
+                recovery.places[rank] = seat
 
     def _place_on_standby(self, recovery: Recovery, node: str, ranks: list[int]) -> None:
         taken = {name for name, _ in recovery.places.values()}
@@ -88,13 +96,19 @@ class Placing(Moves):
                 if place[0] in load:
                     load[place[0]] += 1
             host = min(hosts, key=lambda n: (load[n.name], n.name))
-            used = [*self.state.ranks_on(host.name).values(), *host.processes]
-            used += [slot for name, slot in recovery.places.values() if name == host.name]
-            first = max([self.state.plan.ranks_per_node - 1, *used]) + 1
-            for number, rank in enumerate(ranks):
-                recovery.places[rank] = (host.name, first + number)
+            for rank in ranks:
+                recovery.places[rank] = (host.name, self._guest_slot(recovery, host, rank))
             self._note("double_up", node=host.name, ranks=ranks)
             self._spawn_for(recovery, host.name, ranks)
+
+    def _guest_slot(self, recovery: Recovery, host: Node, rank: int) -> int:
+        """Where it was to go before the recovery began again, or a slot that nobody has had."""
+        name, slot = recovery.contested.get(rank, ("", 0))
+        places = {*self.state.seats.values(), *recovery.places.values()}
+        if name == host.name and slot >= self.state.plan.ranks_per_node and (name, slot) not in places:
+            return slot
+        used = [slot for name, slot in places if name == host.name]
+        return max([self.state.plan.ranks_per_node - 1, *used, *host.processes]) + 1
 
     def _spawn_for(self, recovery: Recovery, name: str, ranks: list[int]) -> None:
         self._tell(name, None, {"kind": "spawn", "slots": [recovery.places[rank][1] for rank in ranks]})

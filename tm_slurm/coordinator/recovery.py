@@ -77,6 +77,7 @@ class Recoveries(Resolving):
             recovery.started_at, recovery.restarts = earlier.started_at, earlier.restarts + 1
             recovery.waiting_since = earlier.waiting_since
             recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
+            recovery.touched = {*earlier.touched, *earlier.contested, *earlier.places}
         if recovery.restarts > RESTARTS_LIMIT:
             self._end("failed", 1, f"the recovery was disturbed {RESTARTS_LIMIT} times, last: {how}")
             return
@@ -85,6 +86,7 @@ class Recoveries(Resolving):
             recovery.contested |= {r: (p.joiner, p.ranks[r]) for r, p in move.ranks().items()}
             self._note("interrupted", epoch=move.epoch, reason=how)
         state.recovery = recovery
+        state.accusations.clear()
         state.snapshot_in_work = state.checkpoint_in_work = None
         for rank, seat in state.seats.items():
             for place in (seat, recovery.contested.get(rank, seat)):
@@ -92,6 +94,8 @@ class Recoveries(Resolving):
                     recovery.asked.add(place)
         recovery.contested = {r: p for r, p in recovery.contested.items() if p in recovery.asked}
         lost = sorted(r for r, seat in state.seats.items() if seat not in recovery.asked)
+        for rank in lost:
+            state.done.pop(rank, None)
         self._note("recover", epoch=recovery.epoch, lost=lost, how=how, restarts=recovery.restarts)
         for place in sorted(recovery.asked):
             self._ask(recovery, place)
@@ -161,7 +165,9 @@ class Recoveries(Resolving):
         """A rank's collective failed. Usually the cause is known already, or in a moment."""
         rank, lost = int(given["rank"]), given.get("lost")
         self._note("broken", rank=rank, lost=lost, why=given.get("why", ""))
-        if self.state.recovery is None and not self.state.finishing and self.state.started:
+        recovery = self.state.recovery
+        stopping = recovery is not None and recovery.target is None  # it will say where it has stopped
+        if not stopping and not self.state.finishing and self.state.started:
             known = lost is not None and int(lost) in self.state.seats
             accused = int(lost) if known else None  # type: ignore[arg-type]
             self.state.accusations.append(Accusation(rank, accused, str(given.get("why", "")), self.now))
@@ -214,6 +220,8 @@ class Recoveries(Resolving):
             wards={int(ward): list(steps) for ward, steps in given.get("wards", {}).items()},
             snapshots=list(given.get("snapshots", [])),
         )
+        for ward, steps in recovery.statements[place].wards.items():
+            recovery.wards.setdefault(ward, set()).update(steps)
         self._advance_recovery()
 
     def _on_not_joined(self, given: Input) -> None:
@@ -266,10 +274,14 @@ class Recoveries(Resolving):
                 self._tell_rank(rank, {"kind": "retire"})
             state.seats[rank] = ranks[rank]
             state.nodes[joiner].standing = "active"
-            if not state.ranks_on(leaver.name) and not leaver.dead:
-                leaver.standing = "leaving"
-                if not leaver.processes:
-                    self._emptied(leaver)
+            if state.ranks_on(leaver.name):
+                continue
+            if leaver.dead:
+                self._bury(leaver)
+                continue
+            leaver.standing = "leaving"
+            if not leaver.processes:
+                self._emptied(leaver)
         if taken:
             self._note("moved_in_recovery", epoch=recovery.epoch, ranks=sorted(taken), joiner=joiner)
 
