@@ -292,3 +292,32 @@ def test_stages_of_a_pipeline_differ() -> None:
         return replica_key({"model": torch.nn.ModuleDict({name: torch.nn.Linear(4, 4)})})
 
     assert stage("layer0") != stage("layer1")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_is_packed_into_pinned_memory_and_none_of_its_own_is_taken() -> None:
+    def build(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Dropout(0.1)).cuda()
+        state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+        for _ in range(2):
+            step(state)
+        return state
+
+    def step(state: dict[str, Any]) -> None:
+        state["model"](torch.randn(8, 512, device="cuda")).square().mean().backward()
+        state["optimizer"].step()
+        state["optimizer"].zero_grad()
+
+    state, other = build(1), build(2)
+    stored = pack(state, 2)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    stored = pack(state, 2, into=stored)
+    assert torch.cuda.memory_allocated() == before and stored.flat.is_pinned()
+    step(state)
+    end = digest(state, generators=True)
+    assert unpack(other, stored) == 2
+    step(other)
+    assert digest(other, generators=True) == end
