@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gang import Member, gang
-from one_process import all_reduce, backend, world
+from one_process import all_reduce, backend, peer, world
 
 from tm_slurm import comm
 
@@ -181,3 +181,34 @@ def test_monitored_barrier_names_whoever_does_not_come() -> None:
             assert not thread.is_alive()
         with pytest.raises(comm.CollectiveTimeout, match=r"rank 1.*rank 2"):
             w.backends[0].monitored_barrier(timedelta(milliseconds=200), True)
+
+
+def test_a_receive_that_was_early_asks_again_for_the_link() -> None:
+    """The higher rank opens the link; the lower one refuses it until it knows the epoch. A receive that waits
+    for whatever comes first is a reason to try again like any other."""
+    with world(2) as w:
+        joiner = w.joiner(1, 1)
+        received = torch.zeros(4)
+        waiting = backend(joiner, 1, [0, 1], "world").recv([received], 0, 0)
+        deadline = time.monotonic() + 5.0
+        while not w.endpoints[0].stats()["refused_early"] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert w.endpoints[0].stats()["refused_early"] > 0
+        w.endpoints[0].prepare(epoch=1, changes={1: peer(joiner)})
+        w.endpoints[0].switch(epoch=1)
+        w.backends[0].send([torch.arange(4.0)], 1, 0).wait(timedelta(seconds=5))
+        waiting.wait(timedelta(seconds=5))
+        assert torch.equal(received, torch.arange(4.0))
+
+
+def test_messages_of_one_sender_keep_their_order() -> None:
+    """Also when many are sent at once, large and small ones: they are matched by their order."""
+    with world(2) as w:
+        sizes = [1, 40_000, 1, 3, 20_000, 1, 30_000] * 20
+        sends = [w.backends[0].send([torch.full((n,), float(i))], 1, 0) for i, n in enumerate(sizes)]
+        for i, n in enumerate(sizes):
+            received = torch.zeros(n)
+            w.backends[1].recv([received], 0, 0).wait(timedelta(seconds=10))
+            assert torch.equal(received, torch.full((n,), float(i)))
+        for send in sends:
+            send.wait(timedelta(seconds=10))
