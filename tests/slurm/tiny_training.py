@@ -36,7 +36,12 @@ def build(role: tm_slurm.Role) -> dict[str, Any]:
         nn.BatchNorm1d(64),
         nn.Linear(64, 8),
     ]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.01)
+    if tm_slurm.options()["sharded"]:  # every rank has parameters of its own: nobody is another's replica
+        torch.manual_seed(7 + role.rank)
+        layers = [nn.Linear(32, 64), nn.Tanh(), nn.Dropout(0.2), nn.Linear(64, 8)]
+        model: nn.Module = nn.Sequential(*layers)
+    else:
+        model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.01)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
@@ -55,12 +60,17 @@ def wait_at_gate(step: int, gates: list[int]) -> None:
         time.sleep(0.01)
 
 
-def hang(rank: int, step: int, hang_at: list[int] | None) -> None:
-    if [rank, step] != hang_at:
-        return
+def first_time(what: str) -> bool:
+    """Whether this has not happened in this job before."""
     try:
-        (Path(os.environ["TM_SLURM_JOB_DIR"]) / "hung").touch(exist_ok=False)
+        (Path(os.environ["TM_SLURM_JOB_DIR"]) / what).touch(exist_ok=False)
     except FileExistsError:
+        return False
+    return True
+
+
+def hang(rank: int, step: int, hang_at: list[int] | None) -> None:
+    if [rank, step] != hang_at or not first_time("hung"):
         return
     time.sleep(GATE_LIMIT_S)
     raise TimeoutError(f"nobody ended rank {rank}, which hangs in step {step}")
@@ -83,6 +93,10 @@ def main() -> None:
         state["optimizer"].zero_grad()
         loss = nn.functional.mse_loss(state["model"](inputs), targets)
         loss.backward()
+        if options["sharded"]:  # what one rank learns depends on the others all the same
+            torch.distributed.all_reduce(next(state["model"].parameters()).grad)
+        if [state["rank"], step] == options["nan_at"] and first_time("nan"):
+            next(state["model"].parameters()).grad.fill_(float("nan"))
         nn.utils.clip_grad_norm_(state["model"].parameters(), 1.0)
         state["optimizer"].step()
         state["schedule"].step()

@@ -54,7 +54,15 @@ def config_text(directory: Path, **settings: Any) -> str:
 AGENTS = {b"submitit.core._submit", b"tm_slurm.agent"}
 """The modules that an agent is started as."""
 
-OPTIONS: dict[str, Any] = {"gates": [], "crash_at": None, "hang_at": None, "busy": 0, "pause_s": 0.0}
+OPTIONS: dict[str, Any] = {
+    "gates": [],
+    "crash_at": None,
+    "hang_at": None,
+    "nan_at": None,
+    "busy": 0,
+    "pause_s": 0.0,
+    "sharded": False,
+}
 """What the tiny training understands, and its defaults."""
 
 

@@ -56,6 +56,8 @@ class RankProcess:
     """it was told to end, or has ended"""
     facts: Facts = field(default_factory=Facts)
     beat: dict[str, Any] | None = None
+    committed: int | None = None
+    """steps that it has applied, as far as it has told"""
 
 
 class Ranks:
@@ -113,6 +115,7 @@ class Ranks:
                 env=environment,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
+                preexec_fn=_ignore_warnings,
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         standstill = Standstill(self._stopped_limit_s)
@@ -144,6 +147,7 @@ class Ranks:
         """Keep what has not been passed on yet together with what is new."""
         if rank.beat is not None:
             message["steps"] = rank.beat["steps"] + message["steps"]
+        rank.committed = int(message["step"]) + 1
         rank.beat = message
         rank.facts.runs_at(int(message["epoch"]))
 
@@ -179,6 +183,7 @@ class Ranks:
             "how": how,
             "log": str(rank.log_path),
             "beat": rank.beat,
+            "committed": rank.committed,
         }
         if code != 0:
             exited["tail"] = self._tail(rank.log_path)
@@ -229,6 +234,12 @@ class Ranks:
                 await asyncio.wait(waits, timeout=grace_s)
         for rank in list(self._running.values()):
             rank.channel.abort()
+
+
+def _ignore_warnings() -> None:
+    """Slurm sends its warning before the time limit (SIGUSR2) to every process of the step, not only to the
+    agent. A rank process must not end by it before it handles signals itself."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
 def _send(process: asyncio.subprocess.Process, number: int) -> None:

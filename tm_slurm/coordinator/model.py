@@ -169,6 +169,8 @@ class Recovery:
     touched: set[int] = field(default_factory=set)
     """ranks whose seats were in question when this recovery was begun before: not all may have heard the
     outcome"""
+    moving: set[int] = field(default_factory=set)
+    """ranks whose switch failed: a leaver may have handed its rank over to a joiner that went ahead and died"""
     statements: dict[Place, Statement] = field(default_factory=dict)
     wards: dict[int, set[int]] = field(default_factory=dict)
     """rank → the steps at whose beginning somebody was told its private state"""

@@ -44,6 +44,7 @@ class Recoveries(Resolving):
         if crashed is not None:
             node.crashed = True
             fields |= {"last_words": str(crashed.get("tail", ""))[-2000:], "log": crashed.get("log", "none")}
+            fields["step"] = crashed.get("committed")
             self.state.crashes.append(fields)
         self._note("failed", **fields)
         self._recover(how)
@@ -78,12 +79,15 @@ class Recoveries(Resolving):
             recovery.waiting_since = earlier.waiting_since
             recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
             recovery.touched = {*earlier.touched, *earlier.contested, *earlier.places}
+            recovery.moving = set(earlier.moving)
         if recovery.restarts > RESTARTS_LIMIT:
             self._end("failed", 1, f"the recovery was disturbed {RESTARTS_LIMIT} times, last: {how}")
             return
         move, state.move = state.move, None
         if move is not None:
             recovery.contested |= {r: (p.joiner, p.ranks[r]) for r, p in move.ranks().items()}
+            recovery.moving |= set(move.ranks())
+            recovery.touched |= set(move.ranks())
             self._note("interrupted", epoch=move.epoch, reason=how)
         state.recovery = recovery
         state.accusations.clear()
@@ -248,6 +252,7 @@ class Recoveries(Resolving):
         state = self.state
         for joiner in sorted({place[0] for place in recovery.contested.values()}):
             self._settle_joiner(recovery, joiner)
+        self._settle_those_left_behind(recovery)
         recovery.settled = True
         for rank, seat in state.seats.items():
             if seat not in recovery.statements:
@@ -285,6 +290,23 @@ class Recoveries(Resolving):
         if taken:
             self._note("moved_in_recovery", epoch=recovery.epoch, ranks=sorted(taken), joiner=joiner)
 
+    def _settle_those_left_behind(self, recovery: Recovery) -> None:
+        """A leaver whose joiner took over, went ahead with all others and died then is no survivor: what it
+        has is of the past."""
+        state = self.state
+        said = [recovery.statements[seat] for seat in state.seats.values() if seat in recovery.statements]
+        target = max((statement.committed for statement in said), default=0)
+        for rank in sorted(recovery.moving):
+            statement = recovery.statements.get(state.seats[rank])
+            if statement is None or statement.committed + statement.at_vote >= target:
+                continue
+            leaver = state.nodes[state.seats[rank][0]]
+            self._note("left_behind", node=leaver.name, rank=rank, step=statement.committed)
+            self._ban(leaver)
+            leaver.dead = True
+            for place in [place for place in recovery.statements if place[0] == leaver.name]:
+                del recovery.statements[place]
+
     def _follows_the_step(self, recovery: Recovery, target: int) -> bool:
         """The same step has killed ranks twice: a bug, bad data, out of memory. That must not eat the
         standbys."""
@@ -308,7 +330,8 @@ class Recoveries(Resolving):
         words = [line for line in first["last_words"].splitlines() if line.strip()]
         last = f": {words[-1].strip()[:300]}" if words else ""
         ranks = ", ".join(map(str, first["ranks"]))
-        return f"first rank {ranks} on {first['node']} ({first['how']}){last}"
+        step = f" in step {first['step']}" if first.get("step") is not None else ""
+        return f"first rank {ranks} on {first['node']}{step} ({first['how']}){last}"
 
     # ---- what takes too long ----
 

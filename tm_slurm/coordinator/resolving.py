@@ -36,7 +36,8 @@ class Resolving(Placing):
             back_to = self._to_go_back_to(recovery, survivors, target)
             if back_to is None:
                 verdict = "requeue" if "requeue" in self.state.plan.on_no_standby else "failed"
-                self._end(verdict, 1, f"{problem}, and there is no snapshot or checkpoint: {recovery.how}")
+                why = f"{problem}, and there is no snapshot or checkpoint: {recovery.how}"
+                self._end(verdict, 1, f"{why}; {self._first_crash()}" if self.state.crashes else why)
                 return
             target = int(back_to["step"])
             self._rolled_back(target)
@@ -239,6 +240,10 @@ class Resolving(Placing):
 
     def _follows_the_step(self, recovery: Recovery, target: int) -> bool:
         """Whether it is the step itself that kills ranks; the job has ended then."""
+        raise NotImplementedError
+
+    def _first_crash(self) -> str:
+        """The rank process that ended by itself first, where, and the last line that it wrote."""
         raise NotImplementedError
 
     def _bury(self, dead: Any) -> None:

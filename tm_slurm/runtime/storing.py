@@ -129,7 +129,7 @@ class Storing:
             cpu_s = cost.send_cpu_s + cost.vault_cpu_s if cost is not None else 0.0
             pack_s = cost.pack_s if cost is not None else 0.0
             every = choose_interval(pack_s, step_s, cpu_s=cpu_s) if step_s > 0 else 1
-        return step >= complete + every
+        return step >= (complete // every + 1) * every
 
     # ---- at a boundary ----
 
