@@ -27,6 +27,9 @@ KEEPALIVE_S = 3.0
 NOTICED_S = KEEPALIVE_S + 4.0
 """Silence is noticed after the keepalive; the rest is for a machine that has other things to do."""
 
+LOUD_S = 2.0
+"""A death that closes connections is noticed by ranks that wait in a collective, whatever the keepalive."""
+
 GATE = 20
 
 
@@ -122,6 +125,9 @@ FAULTS: list[Callable[[TrainingJob, str], None]] = [
 ]
 
 
+LOUD = (rank_killed, agent_killed, slurmd_and_its_tasks_killed, powered_off)
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_it_is_noticed_and_is_one_failure(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, fault: Callable[[TrainingJob, str], None]
@@ -132,14 +138,16 @@ def test_it_is_noticed_and_is_one_failure(
     rank = identified(job.rank_pid(node))
     began = time.time()
     fault(job, node)
+    if fault in LOUD:
+        job.open_gate(GATE)
     noticed_s = job.note("recover")["at"] - began
     print(f"{fault.__name__} noticed after {noticed_s:.2f} s")
-    assert noticed_s < NOTICED_S
+    assert noticed_s < (LOUD_S if fault in LOUD else NOTICED_S)
     job.open_gate(GATE)
     (pair,) = job.note("recovered")["pairs"]
-    assert pair["leaver"] == node and node not in job.seats()
-    if fault not in (unplugged, frozen):
-        ended(rank)
+    assert pair["leaver"] == node != pair["joiner"]
+    if fault not in (unplugged, frozen, agent_frozen):
+        ended(rank)  # the others end when they are back, or when they have had no answer for long
     ends_as_if_nothing_had_happened(job, undisturbed())
 
 
@@ -211,12 +219,13 @@ def test_a_node_that_was_given_up_and_comes_back_ends_its_ranks(
     job.note("recover")
     job.open_gate(GATE)
     job.note("recovered")
+    job.until("its seat is somebody else's", lambda: node not in job.seats())
     seats = job.seats()
     back(cluster, node)
     ended(rank)
     job.open_gate(GATE + 10)
     ends_as_if_nothing_had_happened(job, undisturbed())
-    assert job.seats() == seats and node not in seats
+    assert job.seats() == seats
 
 
 def test_an_agent_that_was_given_up_and_goes_on_is_refused(
@@ -294,7 +303,7 @@ def test_a_rank_that_stays_in_its_step_while_others_wait_is_found_and_replaced(
     node = job.active_nodes()[1]
     job.open_gate(GATE)
     stuck = job.note("stuck")
-    assert stuck["step"] == 40 and stuck["seconds"] > 3.0
+    assert stuck["step"] == 40 and stuck["ranks"] == [1]
     (pair,) = job.note("recovered")["pairs"]
     assert pair["leaver"] == node
     ends_as_if_nothing_had_happened(job, undisturbed())
@@ -306,8 +315,7 @@ def test_ranks_that_all_work_for_long_are_left_alone(
 ) -> None:
     """They stand at a gate: asked, all say that they wait for nobody."""
     job = submit(cluster, tmp_path, policy__watchdog_floor_s=1.0)
-    job.note("stuck", step=GATE)
-    job.note("stuck_unexplained")
+    job.note("stuck", step=GATE, ranks=[])
     job.open_gate(GATE)
     ends_as_if_nothing_had_happened(job, undisturbed(), recoveries=0)
 
