@@ -107,9 +107,8 @@ class Recoveries(Resolving):
         self._advance_recovery()
 
     def _ask(self, recovery: Recovery, place: tuple[str, int]) -> None:
-        unsure = [
-            r for r, seat in self.state.seats.items() if seat not in recovery.asked or r in recovery.contested
-        ]
+        in_question = recovery.moving | set(recovery.contested)
+        unsure = [r for r, seat in self.state.seats.items() if seat not in recovery.asked or r in in_question]
         self._tell(*place, {"kind": "interrupt", "epoch": recovery.epoch, "lost": unsure})
 
     def _choose_early(self, recovery: Recovery) -> None:
