@@ -126,7 +126,7 @@ def lead_with_a_rank(job: TrainingJob) -> LeaderFile:
     assert job.note("moved")["pairs"][0]["joiner"] == batch_host
     left = job.active_nodes()[1]
     job.until("the node left is warm again", lambda: is_warm(job, left))
-    assert batch_host in job.seats()
+    assert job.standing(batch_host) == "active"
     job.open_gate(22)
     return leader(job)
 
