@@ -79,6 +79,13 @@ def test_a_broken_collective_is_past_when_the_rank_has_stopped_or_resumed() -> N
     assert told(say("survivor", 1), say("broken", 0, rank=0)) == ["survivor"]
 
 
+def test_the_keys_of_two_steps_are_two_facts() -> None:
+    facts = Facts()
+    for step, key in ((0, "a"), (1, "b"), (0, "a")):
+        facts.take(say("replica_key", rank=3, step=step, key=key))
+    assert {(m["step"], m["key"]) for m in facts.told()} == {(0, "a"), (1, "b")}
+
+
 def test_every_rank_that_is_served_is_a_fact_of_its_own() -> None:
     facts = Facts()
     for rank, port in ((2, 1), (3, 1), (2, 7)):
@@ -89,7 +96,14 @@ def test_every_rank_that_is_served_is_a_fact_of_its_own() -> None:
 
 
 _STORIES = st.lists(
-    st.builds(say, st.sampled_from(sorted(LASTING)), st.integers(0, 4), rank=st.integers(0, 2)), max_size=30
+    st.builds(
+        say,
+        st.sampled_from(sorted(LASTING)),
+        st.integers(0, 4),
+        rank=st.integers(0, 2),
+        step=st.integers(0, 1),
+    ),
+    max_size=30,
 )
 
 

@@ -2,7 +2,7 @@
 
 Three rules say what is true no longer:
 
-1. A message stays true until the next of its kind (`source_ready`: of its kind and the rank that is served).
+1. A message stays true until the next of its kind (`APART`: of its kind that is about the same).
 2. What is said of an epoch stays true until the process speaks of a newer epoch, or runs at one: epochs are
    begun one after the other, so the older one was committed or given up.
 3. Some messages end others (`ENDS`): a rank that has stopped for a recovery is no longer done, say.
@@ -14,7 +14,16 @@ from collections.abc import Mapping
 from typing import Any
 
 OF_THE_PROCESS = frozenset(
-    {"process_ready", "process_warm", "process_stopped", "process_unwell", "rank_done", "snapshot_stored"}
+    {
+        "process_ready",
+        "process_warm",
+        "process_stopped",
+        "process_unwell",
+        "replica_key",
+        "rank_done",
+        "snapshot_stored",
+        "checkpoint_written",
+    }
 )
 """True whatever the epoch is."""
 
@@ -36,6 +45,9 @@ OF_AN_EPOCH = frozenset(
 """True for one epoch, the message's `epoch`."""
 
 LASTING = OF_THE_PROCESS | OF_AN_EPOCH
+
+APART: Mapping[str, str] = {"source_ready": "rank", "replica_key": "step"}
+"""kind → the field by which several of this kind are true at a time."""
 
 ENDS: Mapping[str, frozenset[str]] = {
     "joined": frozenset({"join_failed", "not_joined"}),
@@ -68,7 +80,7 @@ class Facts:
             self.runs_at(epoch)
         for other in ENDS.get(kind, ()):
             self.end(other)
-        key = (kind, message.get("rank") if kind == "source_ready" else None)
+        key = (kind, message.get(APART[kind]) if kind in APART else None)
         self._told.pop(key, None)  # said again, it is said last
         self._told[key] = message
 
