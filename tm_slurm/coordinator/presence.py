@@ -57,6 +57,13 @@ class Presence:
         """A rank elsewhere says that its link to a rank there is broken."""
         self._accused_at[node] = now
 
+    def slept(self, seconds: float) -> None:
+        """This leader has not got to listen for so long (the machine was starved, the disk slow): what was
+        said meanwhile is still to be heard."""
+        for known in (self._heard_at, self._away_since, self._accused_at):
+            for node in known:
+                known[node] += seconds
+
     def is_fresh(self, node: str, now: float, within_s: float) -> bool:
         """Whether its agent is connected and was heard within the last `within_s` seconds."""
         return node in self._heard_at and now - self._heard_at[node] <= within_s
