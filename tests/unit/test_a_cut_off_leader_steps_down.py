@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
+
 import pytest
 
+from tm_slurm.agent.main import Agent
+from tm_slurm.agent.surroundings import Surroundings
+from tm_slurm.config import loads
+from tm_slurm.control import ChannelClosed, connect
+from tm_slurm.coordinator.election import LeaderFile
 from tm_slurm.coordinator.presence import SETTLE_S, Presence
+from tm_slurm.observe.follow import JobFiles
 
 RECONNECT_S = 2.0
 OTHERS = ["n2", "n3", "n4", "n5"]
@@ -89,6 +99,16 @@ def test_silences_one_after_the_other_are_losses() -> None:
         job.presence.forget(name)
 
 
+def test_a_leader_that_has_slept_itself_blames_nobody() -> None:
+    job = Job(OTHERS)
+    job.now += 10 * RECONNECT_S
+    assert job.cut_off()
+    job.presence.slept(10 * RECONNECT_S)
+    assert not job.cut_off() and not job.lost()
+    job.pass_time(10.0, OTHERS[:3])
+    assert list(job.lost()) == ["n5"]
+
+
 def test_a_new_leader_to_whom_nobody_comes_is_cut_off() -> None:
     job = Job([])
     for name in OTHERS:
@@ -149,3 +169,47 @@ def test_an_agent_that_speaks_refutes_what_is_said_of_its_node() -> None:
     assert not job.lost()
     job.presence.came("n3", job.now)
     assert not job.lost()
+
+
+def test_it_leads_again_when_nobody_else_does_and_then_believes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agents of a job of two nodes: one real, and one that has connected and says nothing."""
+    monkeypatch.setattr("tm_slurm.agent.leading.ASIDE_S", 0.1)
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)\n")
+    policy = {"lease_s": 0.5, "heartbeat_s": 0.1, "keepalive_s": 0.5}
+    train = {"script": str(tmp_path / "waits.py")}
+    config = loads(json.dumps({"train": train, "job": {"standbys": 1}, "policy": policy}), name="test")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "secret").write_bytes(b"s" * 32)
+    (tmp_path / "secret").chmod(0o600)
+    files = JobFiles(tmp_path)
+
+    async def said(what: str, **fields: object) -> None:
+        for _ in range(500):
+            if any(fields.items() <= entry.items() for entry in files.notes(what)):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"never said: {what} {fields}; {files.timeline()}")
+
+    async def run() -> None:
+        agent = Agent(tmp_path, config, Surroundings("n1", None, ("n1", "n2"), 0), None)
+        running = asyncio.create_task(agent.run())
+        await said("leads", term=1)
+        known = LeaderFile.read(tmp_path)
+        assert known is not None
+        identity = {"role": "agent", "node": "n2"}
+        other = await connect(known.host, known.port, b"s" * 32, identity, timeout_s=5.0)
+        await said("cut_off", term=1)
+        with pytest.raises(ChannelClosed):
+            while True:
+                await asyncio.wait_for(other.receive(), 5.0)
+        assert not files.notes("node_lost")
+        await said("leads", term=2)
+        await said("node_lost", node="n2")
+        agent.terminated()
+        await asyncio.wait_for(running, 15.0)
+
+    asyncio.run(asyncio.wait_for(run(), 40.0))
+    assert [entry["node"] for entry in files.notes("node_lost")] == ["n2"]
+    assert len(files.notes("cut_off")) == 1

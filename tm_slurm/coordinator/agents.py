@@ -135,9 +135,9 @@ class Agents:
         for node in list(self._channels):
             self._send(node, {"kind": "alive", **sign})
 
-    def give_up(self) -> None:
-        """Tell the decisions which agents are lost by now, and which retired ones have had their time."""
-        now = elapsed_s()
+    def give_up(self, now: float) -> None:
+        """Tell the decisions which agents are lost by now, and which retired ones have had their time. `now`
+        is when this leader was last found not to be cut off itself."""
         for node, reason in self._presence.lost(now).items():
             self._presence.forget(node)
             channel = self._channels.pop(node, None)

@@ -42,6 +42,9 @@ PRIVATES_KEPT = 4
 
 HANDSHAKE_TIMEOUT_S = 5.0
 TICK_S = 0.1
+OVERSLEPT = 4
+"""A tick that comes so many times too late: it is this process that has not got to run."""
+
 STATUS_INTERVAL_S = 0.5
 FAREWELL_S = 8.0
 
@@ -347,10 +350,13 @@ class Leader:
 
     async def _tick_for_ever(self) -> None:
         tick_s = min(TICK_S, self._leadership.lease_s / 8)
-        alive_at = written_at = elapsed_s()
+        now = alive_at = written_at = elapsed_s()
         while True:
+            before = now
             await asyncio.sleep(tick_s)
             now = elapsed_s()
+            if now - before > OVERSLEPT * tick_s:
+                self._presence.slept(now - before)
             if self._leadership.is_due() and not self._leadership.renew() and not self._outcome.done():
                 log.warning("stepping down term=%d reason=the lease is over", self._leadership.term)
                 self._over("deposed")
@@ -369,7 +375,7 @@ class Leader:
             self._record.note("cut_off", time.time(), node=self.node, term=self._leadership.term)
             self._over("cut_off")
             return
-        self._agents.give_up()
+        self._agents.give_up(now)
         self._watch_the_vote(now)
         for given in self._decisions.due(self._leadership.job_clock.now()):
             self._feed(given)
