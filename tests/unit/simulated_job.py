@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulated_rank import Contribution, Message, RankProcess, State, Violation
+from simulated_rank import COLLECTIVES, Contribution, Message, RankProcess, State, Violation
 
 from tm_slurm.agent.facts import Facts
 from tm_slurm.coordinator.actions import Action, End, Note, Release, Resign, Tell
@@ -69,6 +69,8 @@ class SimulatedFacts(Facts):
     def take(self, message: Message) -> None:
         if message["kind"] == "replica_key":
             self._keys[message["step"]] = message
+        if message["kind"] == "broken":  # whatever epoch it has spoken of: it has stopped
+            message = {key: value for key, value in message.items() if key != "epoch"}
         super().take(message)
 
     def told(self) -> list[Message]:
@@ -292,7 +294,7 @@ class SimulatedJob:
                 self.process_ends(process, -15, "signal SIGTERM")
             self._to_leader(agent, {"kind": "agent_retired"})
             self._to_leader(agent, {"kind": "agent_gone"})
-            agent.alive = False
+            self._agent_dies(agent)
         elif kind == "exit":
             self._agent_dies(agent)
         elif kind == "keep":
@@ -335,7 +337,7 @@ class SimulatedJob:
         if state.recovery is not None:
             places += state.recovery.places.values()
         for name, _ in places:
-            if state.nodes[name].standing == "released":
+            if state.nodes[name].standing == "released" and not state.finishing:
                 raise Violation(f"{name} was released and has ranks")
 
     def _perform(self, action: Action) -> None:
@@ -483,12 +485,8 @@ class SimulatedJob:
 
     def break_link(self, choice: int, blames: bool) -> None:
         """A collective fails at one rank although all are well."""
-        waiting = [
-            p
-            for a in self.agents.values()
-            for p in a.processes.values()
-            if p.point in ("exchange", "collect", "count", "late")
-        ]
+        processes = [p for agent in self.agents.values() for p in agent.processes.values()]
+        waiting = [p for p in processes if p.point in COLLECTIVES]
         if waiting:
             self.faults += 1
             process = waiting[choice % len(waiting)]
@@ -649,7 +647,7 @@ class SimulatedJob:
         return there and well and ready and node.agent_up and not self.state.ranks_on(node.name)
 
     def _check_no_source(self, end: End) -> None:
-        state, recovery = self.state, self.state.recovery
+        recovery = self.state.recovery
         assert recovery is not None
         survivors = recovery.survivors()
         if "failed while it applied" in end.reason or "no rank has survived" in end.reason:

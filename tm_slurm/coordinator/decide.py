@@ -214,7 +214,7 @@ class Decisions(Membership):
 
     def _on_resign_failed(self, given: Input) -> None:
         """The agent that was to lead is not connected: ask another."""
-        self.state.nodes[given["to"]].agent_up = False
+        self.state.nodes[given["to"]].away = True
         leader = self.state.nodes[self.leader_node]
         if leader.standing == "leaving":
             self._emptied(leader)

@@ -72,7 +72,8 @@ class Leaving(Deciding):
             self._tell(node.name, None, {"kind": "retire"})
 
     def _successor(self) -> str | None:
-        candidates = [n for n in self.state.nodes.values() if n.agent_up and n.name != self.leader_node]
+        there = [n for n in self.state.nodes.values() if n.agent_up and not n.away]
+        candidates = [n for n in there if n.name != self.leader_node]
         candidates = [
             n for n in candidates if n.notice is None and n.standing in ("active", "standby", "kept")
         ]

@@ -16,7 +16,7 @@ class Membership(Recoveries):
         if node is None or node.standing == "released":
             self._tell(given["node"], None, {"kind": "exit", "reason": "not a node of this job"})
             return
-        node.agent_up = True
+        node.agent_up, node.away = True, False
         if node.standing == "lost" or (node.dead and node.banned and not node.processes):
             self._tell(node.name, None, {"kind": "kill"})  # what still runs there belongs to the past
         if node.standing == "lost":

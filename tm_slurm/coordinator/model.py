@@ -57,6 +57,8 @@ class Node:
     batch_host: bool
     standing: Standing = "expected"
     agent_up: bool = False
+    away: bool = False
+    """Its agent was not connected when it was to lead; it may be back at once, or be lost."""
     processes: dict[int, Process] = field(default_factory=dict)
     notice: Notice | None = None
     failures: int = 0
@@ -170,7 +172,8 @@ class Recovery:
     """ranks whose seats were in question when this recovery was begun before: not all may have heard the
     outcome"""
     moving: set[int] = field(default_factory=set)
-    """ranks whose switch failed: a leaver may have handed its rank over to a joiner that went ahead and died"""
+    """ranks whose switch failed: their leavers may have handed them over to joiners that went ahead and
+    died"""
     statements: dict[Place, Statement] = field(default_factory=dict)
     wards: dict[int, set[int]] = field(default_factory=dict)
     """rank → the steps at whose beginning somebody was told its private state"""

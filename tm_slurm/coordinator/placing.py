@@ -32,11 +32,9 @@ class Placing(Moves):
             if choice == "double-up":
                 self._double_up(recovery)
             elif choice in ("requeue", "fail"):
-                self._give_up(recovery, choice)
-                return False
+                return self._gives_up(recovery, choice)
         if self._unplaced(recovery):
-            self._give_up(recovery, "fail")
-            return False
+            return self._gives_up(recovery, "fail")
         self._prepare_successors(recovery)
         return True
 
@@ -121,6 +119,13 @@ class Placing(Moves):
             limit = self.state.plan.refill_wait_s
             self._note("waiting", node=nodes, why=f"no standby is left; waiting {limit:g} s for one")
         return self.now - recovery.waiting_since < self.state.plan.refill_wait_s
+
+    def _gives_up(self, recovery: Recovery, choice: str) -> bool:
+        """False: the job ends, unless a node is on its way back to the pool."""
+        coming = [n for n in self.state.nodes.values() if n.standing == "leaving" and n.notice is None]
+        if not any(n.well() for n in coming) or not self._waits(recovery):
+            self._give_up(recovery, choice)
+        return False
 
     def _give_up(self, recovery: Recovery, choice: str) -> None:
         nodes = ", ".join(sorted({node for node, _ in self._unplaced(recovery)}))
