@@ -12,7 +12,6 @@ import json
 import logging
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from tm_slurm.control import ChannelClosed, HandshakeRefused, accept
@@ -30,15 +29,15 @@ from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.requests import Requests
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
+from tm_slurm.coordinator.wards import Wards, needs_ward
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Event, EventError
 from tm_slurm.observe.record import Record
 from tm_slurm.slurm import Slurm
+from tm_slurm.state.checkpoint_directory import newest, step_of
 
 log = logging.getLogger("tm_slurm.leader")
 
-PRIVATES_KEPT = 4
-"""Private states kept of each rank: the survivors may agree on a step before the newest one told."""
 
 HANDSHAKE_TIMEOUT_S = 5.0
 TICK_S = 0.1
@@ -67,18 +66,6 @@ class Limits:
     watchdog_factor: float = 10.0
 
 
-def newest_checkpoint(job_dir: Path) -> Path | None:
-    """The newest that was made visible: whoever restores it checks it (tm_slurm.runtime.checkpoint)."""
-    found = sorted((job_dir / "checkpoints").glob("step-" + "[0-9]" * 8))
-    return found[-1] if found else None
-
-
-def needs_ward(message: Message) -> bool:
-    """Whether a private state goes with this order. A new leader does not have it, and begins the recovery
-    again."""
-    return message["kind"] == "replace" and "source" in message
-
-
 class Leader:
     """Leads for one term. `sure`: it has been cut off before, and nobody has led since (see Presence)."""
 
@@ -104,8 +91,7 @@ class Leader:
         self._secret = secret
         self._limits = limits
         self._slurm = slurm
-        self._wards: dict[tuple[int, int], list[Message]] = {}
-        """(epoch, rank) → private states that its buddy has handed in for that recovery"""
+        self._wards = Wards()
         self._watchdog = Watchdog(
             plan.world_size, floor_s=limits.watchdog_floor_s, factor=limits.watchdog_factor
         )
@@ -205,9 +191,9 @@ class Leader:
                 if node.agent_up:
                     self._presence.expect(node.name, elapsed_s())
         self._feed({"kind": "led", "node": self.node, "term": self._leadership.term})
-        found = newest_checkpoint(self.job_dir) if self._replayed == 0 else None
+        found = newest(self.job_dir / "checkpoints") if self._replayed == 0 else None
         if found is not None:
-            self._feed({"kind": "checkpoint_found", "step": int(found.name[5:]), "path": str(found)})
+            self._feed({"kind": "checkpoint_found", "step": step_of(found), "path": str(found)})
         self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
         log.info("leading node=%s term=%d replayed=%d", self.node, self._leadership.term, self._replayed)
         if self.state.verdict is not None:  # the leader before was lost between its verdict and its farewell
@@ -272,7 +258,7 @@ class Leader:
             waiting, since_s = bool(message["waiting"]), float(message["since_s"])
             self._watchdog.whereabouts(int(message["rank"]), waiting=waiting, since_s=since_s)
             return True
-        return self._took_ward(message)
+        return self._wards.take(message)
 
     # ---- actions ----
 
@@ -293,11 +279,12 @@ class Leader:
                 self._ended(action)
 
     def _tell(self, action: Tell) -> None:
-        message = self._with_ward(action.message)
+        message = self._wards.with_ward(action.message)
         if message is not None:
             self._agents.tell(replace(action, message=message))
         else:
             self._agents.tell(action, whole=False)
+            self.stop(f"the private state of rank {action.message['rank']} was not handed in")
 
     def _noted(self, note: Note) -> None:
         at = time.time()
@@ -409,28 +396,3 @@ class Leader:
         elif isinstance(found, Blame):
             ranks = list(found.ranks)
             self._feed({"kind": "step_stuck", "ranks": ranks, "step": found.step, "how": found.how})
-
-    # ---- private states ----
-
-    def _took_ward(self, message: Message) -> bool:
-        """A buddy's copy of a lost rank's private state. It is not journalled: a new leader asks for it
-        again, because it begins the recovery again."""
-        if message.get("kind") != "ward":
-            return False
-        epoch = int(message["epoch"])
-        for old in [key for key in self._wards if key[0] < epoch]:
-            del self._wards[old]
-        self._wards.setdefault((epoch, int(message["rank"])), []).append(message)
-        return True
-
-    def _with_ward(self, message: Message) -> Message | None:
-        """A successor's order with the newest private state told up to the step at which all go on."""
-        if not needs_ward(message):
-            return message
-        told = self._wards.get((int(message["epoch"]), int(message["rank"])), ())
-        fitting = [known for known in told if int(known["step"]) <= int(message["target"])]
-        if not fitting:
-            self.stop(f"the private state of rank {message['rank']} was not handed in")
-            return None
-        newest = max(fitting, key=lambda known: int(known["step"]))
-        return {**message, "private": newest["private"], "private_step": newest["step"]}
