@@ -13,6 +13,8 @@ from tm_slurm.localcluster import processes
 ENDED_LIMIT_S = 60.0
 GONE_LIMIT_S = 30.0
 LOOK_S = 0.05
+TORCH_METADATA = ".metadata"
+"""A whole file, in every checkpoint of torch.distributed.checkpoint."""
 
 
 def complaints(play: Play, undisturbed: list[str]) -> list[str]:
@@ -84,4 +86,5 @@ def _processes(job: TrainingJob) -> list[str]:
 
 
 def _is_partial(path: Path) -> bool:
-    return path.name.startswith(".") or path.suffix in (".tmp", ".partial", ".new", ".part")
+    """What a writer makes before it renames it, and has left: `.NAME.PID`, `.partial-…`, `.…`."""
+    return path.name.startswith(".") and path.name != TORCH_METADATA

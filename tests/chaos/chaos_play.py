@@ -17,6 +17,7 @@ from tm_slurm.localcluster import LocalClusterError
 from tm_slurm.observe.follow import JsonLines
 
 LOOK_S = 0.003
+ASK_SLURM_S = 2.0
 ENTRY_LIMIT_STEPS = 50
 """A fault that waits for an entry of the timeline comes without it after so many steps."""
 
@@ -54,11 +55,14 @@ class Play:
         self.entries: list[dict[str, Any]] = []
         self._mendings: list[Mending] = []
         self._beside: list[threading.Thread] = []
-        self._batch_host = self.job.info().batch_host
+        self._batch_host: str | None = None
+        self._asked_slurm_at = 0.0
+        self._gone = False
 
     def run(self) -> None:
         """Until the verdict. DidNotEnd when none comes."""
         self.job.note("started")
+        self._batch_host = self.job.info().batch_host
         if self.plan.all_warm:
             self.job.warm(STANDBYS)
         self.job.open_gate(START_GATE)
@@ -104,7 +108,11 @@ class Play:
             time.sleep(LOOK_S)
 
     def _over(self) -> bool:
-        return self.job.files.verdict() is not None
+        """Whether there is a verdict, or Slurm has ended the job without one."""
+        if not self._gone and time.monotonic() - self._asked_slurm_at > ASK_SLURM_S:
+            self._asked_slurm_at = time.monotonic()
+            self._gone = self.job.info().state not in ("RUNNING", "COMPLETING")
+        return self._gone or self.job.files.verdict() is not None
 
     # ---- doing it ----
 
