@@ -136,22 +136,24 @@ def is_warm(job: TrainingJob, node: str) -> bool:
     return any(n["node"] == node and n["standing"] == "standby" and n["warm"] for n in nodes)
 
 
-@pytest.mark.parametrize("how", ["powered off", "unplugged"])
+@pytest.mark.parametrize("how", ["powered off", "unplugged", "frozen"])
 def test_its_node_has_a_rank(cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, how: str) -> None:
     job = submit(cluster, tmp_path, gates=[20, 21, 22], **PACE)
     first = lead_with_a_rank(job)
     job.at_step(60)
     rank = job.rank_pid(first.node)
     began = time.time()
-    if how == "unplugged":
-        cluster.unplug(first.node)
-    else:
-        cluster.power_off(first.node)
+    break_it, mend_it = {
+        "powered off": (cluster.power_off, None),
+        "unplugged": (cluster.unplug, cluster.plug_in),
+        "frozen": (cluster.freeze, cluster.thaw),
+    }[how]
+    break_it(first.node)
     second = next_leader(job, first)
     job.note("recovered")
     print(f"{how}: another leader after {job.note('leads', term=second.term)['at'] - began:.2f} s")
-    if how == "unplugged":
-        cluster.plug_in(first.node)
+    if mend_it is not None:
+        mend_it(first.node)
         job.until("what ran there has been ended", lambda: not Path(f"/proc/{rank}").exists(), 20.0)
     assert digests_of(job) == undisturbed(steps=STEPS)
     print(f"{how}: training stood still for {max(pauses(job)[25:]):.2f} s")
@@ -212,4 +214,20 @@ def test_a_move_is_under_way(cluster: LocalCluster, tmp_path: Path, undisturbed:
     assert moved["pairs"][0]["leaver"] == left != first.node and moved["epoch"] == 1
     assert job.finish() == undisturbed()
     job.note("released", node=left)
+    no_step_is_missing(job, 60)
+
+
+def test_a_leader_that_took_over_leaves_its_node_when_it_is_drained(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
+) -> None:
+    job = submit(cluster, tmp_path, gates=[20])
+    first = leader(job)
+    os.kill(job.agent_pid(first.node), signal.SIGKILL)
+    second = next_leader(job, first)
+    cluster.drain(second.node)
+    third = next_leader(job, second)
+    job.note("drained", node=second.node)
+    assert third.term == 3
+    job.open_gate(20)
+    assert job.finish() == undisturbed()
     no_step_is_missing(job, 60)
