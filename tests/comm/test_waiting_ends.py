@@ -189,7 +189,8 @@ def test_a_receive_that_was_early_asks_again_for_the_link() -> None:
     with world(2) as w:
         joiner = w.joiner(1, 1)
         received = torch.zeros(4)
-        waiting = backend(joiner, 1, [0, 1], "world").recv([received], 0, 0)
+        group = backend(joiner, 1, [0, 1], "world")
+        waiting = group.recv([received], 0, 0)
         deadline = time.monotonic() + 5.0
         while not w.endpoints[0].stats()["refused_early"] and time.monotonic() < deadline:
             time.sleep(0.001)

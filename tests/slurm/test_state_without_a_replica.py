@@ -27,7 +27,7 @@ def test_all_go_back_to_the_snapshot_when_a_shard_is_lost(
     job.at_step(70)
     job.kill_rank(job.seats()[1])
     recovered = job.note("recovered")
-    assert recovered["source"] == "snapshot" and recovered["step"] in (20, 40, 60)
+    assert recovered["source"] == "snapshot" and recovered["step"] % 20 == 0
     job.until("training goes on", lambda: job.files.steps()[-1]["step"] > recovered["step"] + 45)
     cluster.power_off(job.seats()[2])
     job.until("it is survived", lambda: len(job.files.notes("recovered")) > 1)
@@ -59,6 +59,7 @@ def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(
     cluster.run(["scancel", "--signal=USR2", str(job.job_id)], timeout_s=10.0)
     stopped = job.note("checkpoint")
     assert stopped["step"] > 30
+    job.runs_again()
     found = job.note("checkpoint_found")
     assert found["step"] == stopped["step"]
     assert job.finish(limit_s=200.0) == undisturbed(**shape)

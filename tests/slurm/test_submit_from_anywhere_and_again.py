@@ -41,15 +41,7 @@ def test_a_requeued_job_starts_again_in_its_directory(
     job.note("started")
     secret = (job.files.job_dir / "secret").read_bytes()
     cluster.run(["scontrol", "requeue", str(job.job_id)])
-    until("the job is in the queue", lambda: job.info().state == "PENDING")
-
-    def runs_again() -> bool:
-        """Slurm lets a requeued job wait for two minutes from when its last process has ended: asked again
-        and again, since that may be after the first time."""
-        cluster.run(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"], check=False)
-        return job.info().state == "RUNNING"
-
-    until("the job runs again", runs_again, 170.0)
+    job.runs_again()
     until("its old verdict is set aside", lambda: not (job.files.job_dir / "verdict.json").exists())
     job.open_gate(20)
     assert job.finish() == undisturbed()

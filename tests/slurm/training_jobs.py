@@ -24,6 +24,7 @@ LIMIT_S = 90.0
 AFTERWORD_S = 3.0
 """What is awaited of a job may still come so long after it has failed."""
 
+ASK_AGAIN_S = 5.0
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 TM_SLURM = str(Path(sys.executable).with_name("tm-slurm"))
 
@@ -173,6 +174,22 @@ class TrainingJob:
     def kill_rank(self, node: str) -> None:
         """SIGKILL to the rank process of a node (one a node)."""
         os.kill(self.rank_pid(node), signal.SIGKILL)
+
+    def runs_again(self) -> None:
+        """Wait until a requeued job runs. Slurm lets it wait for two minutes from when its last process has
+        ended. It is asked not to, again and again, since that may be after the first time; but not so often
+        that its start is always put off to the present."""
+        asked_at = 0.0
+
+        def running() -> bool:
+            nonlocal asked_at
+            if time.monotonic() - asked_at > ASK_AGAIN_S:
+                asked_at = time.monotonic()
+                start_now = ["scontrol", "update", f"JobId={self.job_id}", "StartTime=now"]
+                self.cluster.run(start_now, timeout_s=10.0, check=False)
+            return self.info().state == "RUNNING" and self.info().restarts > 0
+
+        self.until("the job runs again", running, 170.0)
 
     def seats(self) -> list[str]:
         """The node of each rank now."""

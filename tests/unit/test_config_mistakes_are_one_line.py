@@ -38,7 +38,8 @@ def mistake(text: str | bytes, overrides: dict[str, Any] | None = None) -> str:
         ),
         (
             "policy:\n  on_no_standby: [reque]\n",
-            "job.yaml:2: policy.on_no_standby: expected some of wait, double-up, requeue, fail, found 'reque'",
+            "job.yaml:2: policy.on_no_standby: expected some of wait, double-up, requeue, fail, "
+            "found 'reque'",
         ),
         # given twice
         ("job:\n  nodes: 2\n  nodes: 3\n", "job.yaml:3: 'nodes' is given twice; the first is on line 2"),

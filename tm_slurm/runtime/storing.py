@@ -15,8 +15,8 @@ from tm_slurm.config.model import PolicyConfig
 from tm_slurm.runtime import checkpoint
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.limits import FETCH_TIMEOUT_S
-from tm_slurm.runtime.peer_memory import PeerMemory, choose_interval, fetch
-from tm_slurm.runtime.vote import CHECKPOINT, SNAPSHOT
+from tm_slurm.runtime.peer_memory import PeerMemory, choose_interval
+from tm_slurm.runtime.vote import CHECKPOINT, COMPLETE_SHIFT, SNAPSHOT
 from tm_slurm.state import StateError, unpack
 from tm_slurm.state.background import Background
 
@@ -110,7 +110,7 @@ class Storing:
         """What rank 0 asks for at the boundary after `step` steps; `step_s`: what a step takes."""
         asked = 0
         if self._snapshot_due(step, step_s):
-            asked |= SNAPSHOT
+            asked |= SNAPSHOT | (self._complete + 1) << COMPLETE_SHIFT
         every = self._policy.checkpoint_every_steps
         due = self._checkpoint_asked or (every is not None and step % every == 0)
         if due and not self._checkpoint_outstanding:
@@ -136,6 +136,8 @@ class Storing:
     def at_boundary(self, flags: int, state: State, step: int, *, rank: int, epoch: int) -> None:
         """All ranks do this at the same boundary, `step` steps done. Raises StateError as `pack` does."""
         if flags & SNAPSHOT:
+            complete = (flags >> COMPLETE_SHIFT) - 1  # another rank may have heard of it before this one
+            self._on_snapshot_complete({"step": complete})
             self._take_snapshot(state, step, rank, epoch)
         if flags & CHECKPOINT:
             self._take_checkpoint(state, step, rank, epoch)
@@ -148,8 +150,10 @@ class Storing:
             return
         if self._memory is None:
             self._memory = PeerMemory(self._secret, stored=self._stored, failed=self._failed)
+        self._memory.abandon()  # whatever is not complete by now will never be
         self._told[step] = (rank, epoch, keeper)
-        self._memory.begin(state, step, rank=rank, epoch=epoch, vault=vault)
+        if not self._memory.begin(state, step, rank=rank, epoch=epoch, vault=vault):
+            self._failed(step, f"rank {rank} takes no snapshot of step {step}: the one before is on its way")
 
     def _stored(self, step: int) -> None:
         rank, epoch, keeper = self._told.pop(step)
@@ -214,17 +218,10 @@ class Storing:
                 raise StateError(f"the snapshot of rank {rank} at step {step} is nowhere")
             host, port = back_to["vault"]
             limit = self._policy.snapshot_memory << 20
-            stored = fetch(
-                (str(host), int(port)),
-                self._secret,
-                rank,
-                step,
-                timeout_s=FETCH_TIMEOUT_S,
-                max_bytes=limit,
-            )
             if self._memory is None:
                 self._memory = PeerMemory(self._secret, stored=self._stored, failed=self._failed)
-            self._memory.adopt(stored)
+            address = (str(host), int(port))
+            stored = self._memory.fetch(address, rank, step, timeout_s=FETCH_TIMEOUT_S, max_bytes=limit)
         with self._lock:
             self._complete = max(self._complete, step)
         return unpack(state, stored)

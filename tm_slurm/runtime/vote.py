@@ -25,6 +25,9 @@ PRIVATE = 4
 """What the pacer, rank 0, may ask of all ranks at the boundary after the vote; PRIVATE: that they tell their
 buddies their private state at the beginning of the next step."""
 
+COMPLETE_SHIFT = 8
+"""Above the flags, with SNAPSHOT: one more than the step of the newest complete snapshot (0: none)."""
+
 
 class Discarded(Exception):
     """The step in progress counts for nothing: it will be done again."""
