@@ -626,7 +626,9 @@ class SimulatedJob:
             return
         if "no standby" in end.reason or "did not start" in end.reason:
             spare = [f"{n.name} ({n.standing})" for n in state.nodes.values() if self._is_usable(n)]
-            if spare:
+            since = state.recovery.waiting_since if state.recovery is not None else None
+            waited = since is not None and self.clock - since >= self.plan.refill_wait_s
+            if spare and not waited:
                 raise Violation(f"{end} although {spare} could be used")
         elif "times at step" in end.reason:
             if self.kills < self.shape.failures_per_step:
@@ -663,7 +665,6 @@ class SimulatedJob:
         if not self.state.replica_keys.get(rank):
             return False
         replica = any(self.shape.shard(other, 1) == self.shape.shard(rank, 1) for other in survivors)
-        wards = any(
-            p.alive and p.rank in survivors and p.wards and p._ward() == rank for p in self.everybody.values()
-        )
-        return replica and wards
+        seated = [self.state.process(other) for other in survivors]
+        there = [self.everybody[process.incarnation] for process in seated if process is not None]
+        return replica and any(p.wards and p.ward_of() == rank for p in there)

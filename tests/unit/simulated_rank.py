@@ -199,7 +199,7 @@ class RankProcess:
             return
         wards: dict[str, list[int]] = {}
         for rank in self.unsure:
-            if rank == self._ward() and self.wards:
+            if rank == self.ward_of() and self.wards:
                 for step, private in self.wards:
                     self.say("ward", epoch=self.recovery_epoch, rank=rank, step=step, private=list(private))
                 wards[str(rank)] = [step for step, _ in self.wards]
@@ -208,7 +208,7 @@ class RankProcess:
         statement = {**self.stopped, "wards": wards, "snapshots": snapshots}
         self.say("survivor", epoch=self.recovery_epoch, rank=self.rank, **statement)
 
-    def _ward(self) -> int:
+    def ward_of(self) -> int:
         assert self.rank is not None
         shape = self.job.shape
         stride = shape.ranks_per_node if shape.world_size > shape.ranks_per_node else 1
@@ -363,7 +363,7 @@ class RankProcess:
             self.point = "exchange"
 
     def _at_exchange(self) -> None:
-        private = self._answers()[self._ward()]  # type: ignore[index]
+        private = self._answers()[self.ward_of()]  # type: ignore[index]
         while self.wards and self.wards[-1][0] >= self.step:
             self.wards.pop()
         self.wards.append((self.step, private))
@@ -471,7 +471,7 @@ class RankProcess:
         table = self.job.contributions.get((self.point, self.epoch, self.step))
         if table is None:
             return None
-        needed = (self._ward(),) if self.point == "exchange" else range(self.job.shape.world_size)
+        needed = (self.ward_of(),) if self.point == "exchange" else range(self.job.shape.world_size)
         linked = self._linked()
         answers = {}
         for rank in needed:

@@ -239,9 +239,9 @@ class Recoveries(Resolving):
         recovery = self.state.recovery
         if recovery is None or recovery.target is not None or self.state.ended:
             return
-        if not recovery.asked <= {*recovery.statements, *recovery.refusals}:
-            return
         if not recovery.settled:
+            if not recovery.asked <= {*recovery.statements, *recovery.refusals}:
+                return
             self._settle(recovery)
         if self._place_lost(recovery) and all(map(self.state.process_at, recovery.places.values())):
             self._agree(recovery)
@@ -339,7 +339,7 @@ class Recoveries(Resolving):
         recovery = self._recovery_of(given)
         if recovery is None:
             return
-        silent = recovery.asked - {*recovery.statements, *recovery.refusals}
+        silent = set() if recovery.settled else recovery.asked - {*recovery.statements, *recovery.refusals}
         late = {place for rank, place in recovery.places.items() if rank not in recovery.resumed}
         if recovery.target is None:
             late = silent or {place for place in late if self.state.process_at(place) is None}
