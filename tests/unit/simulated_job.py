@@ -60,22 +60,13 @@ class Shape:
 
 
 class SimulatedFacts(Facts):
-    """What an agent repeats to a leader, with both digests that a rank has told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._keys: dict[int, Message] = {}
+    """What an agent repeats to a leader. Whoever has said that a collective failed has stopped, whatever
+    epochs it speaks of then."""
 
     def take(self, message: Message) -> None:
-        if message["kind"] == "replica_key":
-            self._keys[message["step"]] = message
-        if message["kind"] == "broken":  # whatever epoch it has spoken of: it has stopped
+        if message["kind"] == "broken":
             message = {key: value for key, value in message.items() if key != "epoch"}
         super().take(message)
-
-    def told(self) -> list[Message]:
-        first, *others = super().told() or [None]
-        return [fact for fact in (first, *self._keys.values(), *others) if fact is not None]
 
 
 @dataclass
@@ -91,6 +82,10 @@ class Agent:
     orders: deque[tuple[int | None, Message]] = field(default_factory=deque)
     to_leader: deque[Message] = field(default_factory=deque)
     vault: dict[int, dict[int, State]] = field(default_factory=dict)
+    """rank → the steps, two at most, of its snapshots here"""
+    kept: tuple[int, int] = (-1, -1)
+    """the step that is not overwritten, and the epoch in which that was said"""
+    vault_epoch: int = 0
 
 
 class SimulatedJob:
@@ -159,16 +154,22 @@ class SimulatedJob:
         agent.facts[process.slot].take(message)
         self._to_leader(agent, message)
 
-    def put(self, process: RankProcess, vault: list[Any], state: State) -> bool:
-        """Store a snapshot; the vault keeps the newest complete one and the one on its way."""
+    def put(
+        self, process: RankProcess, vault: list[Any], state: State, epoch: int, complete: int
+    ) -> bool:
+        """Store a snapshot as tm_slurm/agent/vault.py does."""
         keeper = self.agents[vault[0]]
-        if not keeper.alive or not self.connected(process.node, keeper.node):
+        unreachable = not keeper.alive or not self.connected(process.node, keeper.node)
+        if unreachable or epoch < keeper.vault_epoch:
             return False
-        kept = keeper.vault.setdefault(state.private[0], {})
-        kept[state.step] = state
-        for step in sorted(kept)[:-2]:
-            if step != process.snapshot_complete:
-                del kept[step]
+        keeper.vault_epoch = epoch
+        if complete > keeper.kept[0] or (state.step < keeper.kept[0] and epoch > keeper.kept[1]):
+            keeper.kept = complete, epoch
+        slots = keeper.vault.setdefault(state.private[0], {})
+        slots[state.step] = state
+        others = sorted(step for step in slots if step not in (state.step, keeper.kept[0]))
+        for step in others[: len(slots) - 2]:
+            del slots[step]
         return True
 
     def fetch(self, process: RankProcess, vault: list[Any] | None, rank: int, step: int) -> State | None:
@@ -298,9 +299,7 @@ class SimulatedJob:
         elif kind == "exit":
             self._agent_dies(agent)
         elif kind == "keep":
-            for kept in agent.vault.values():
-                for step in [step for step in kept if step < message["step"]]:
-                    del kept[step]
+            agent.kept = message["step"], agent.vault_epoch
 
     # ---- the leader's shell ----
 

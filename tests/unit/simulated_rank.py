@@ -18,6 +18,7 @@ Message = dict[str, Any]
 Draw = tuple[int, int]
 """A rank, and how often it has drawn before."""
 
+COMPLETE_SHIFT = 8
 COLLECTIVES = frozenset({"exchange", "collect", "count", "late"})
 AWAITS_ORDERS = frozenset({"idle", "left", "stopped", "done"})
 KEPT_WARDS = 3
@@ -177,9 +178,9 @@ class RankProcess:
         if self.outstanding <= step:
             self.outstanding = -1
         if step in self.slots and self.slots[step][0] != "sending":
-            self.slots = {step: ["complete", self.slots[step][1]]} | {
-                s: slot for s, slot in self.slots.items() if s != step and slot[0] != "complete"
-            }
+            self.slots[step][0] = "complete"
+            for other in [s for s, slot in self.slots.items() if s != step and slot[0] == "complete"]:
+                del self.slots[other]
 
     def _on_checkpoint(self, message: Message) -> None:
         self.checkpoint_asked = True
@@ -248,6 +249,11 @@ class RankProcess:
 
     def _gone_peer(self) -> int | None:
         for rank in sorted(self._linked()):
+            holder = self.job.holders.get((rank, self.epoch))
+            if holder is not None and holder.incarnation != self.peers.get(rank):
+                raise Violation(
+                    f"{self} waits for {self.peers.get(rank)} as rank {rank}, which is {holder} now"
+                )
             peer = self.job.process_of(self.peers.get(rank, -1))
             if peer is None or not peer.alive or not self.job.connected(self.node, peer.node):
                 return rank
@@ -330,8 +336,7 @@ class RankProcess:
         self.outgoing = 0 if self.outgoing <= epoch else self.outgoing
         self.outstanding = -1
         self.checkpoint_outstanding = False
-        self.slots = {step: slot for step, slot in self.slots.items() if slot[0] == "complete"}
-        self.background = deque(work for work in self.background if work[0] == "publish")
+        self._abandon()
         self.job.holds(self)
 
     def _take_seat(self, epoch: int, rank: int) -> bool:
@@ -490,8 +495,9 @@ class RankProcess:
             return 0
         shape, step = self.job.shape, self.step + 1
         flags = 4 if step % shape.exchange_every == 0 else 0
-        if self.duties.get("snapshots") and self.duties.get("vault") and step % shape.snapshot_every == 0:
-            flags |= 1
+        wanted = self.duties.get("snapshots") and self.duties.get("vault") and self.outstanding < 0
+        if wanted and step >= self.snapshot_complete + shape.snapshot_every:
+            flags |= 1 | (self.snapshot_complete + 1) << COMPLETE_SHIFT
         every = shape.checkpoint_every
         if (self.checkpoint_asked or (every and step % every == 0)) and not self.checkpoint_outstanding:
             flags |= 2
@@ -499,12 +505,22 @@ class RankProcess:
 
     def _store(self, flags: int) -> None:
         assert self.state is not None
-        if flags & 1 and self.duties.get("vault") and len(self.slots) < 2:
-            self.slots[self.step] = ["sending", self.state]
-            self.background.append(("snapshot", self.state, self.epoch, self.duties))
+        if flags & 1:
+            self.outstanding = self.step
+            if flags >> COMPLETE_SHIFT:
+                self._on_snapshot_complete({"step": (flags >> COMPLETE_SHIFT) - 1})
+            self._abandon()
+            if self.duties.get("vault"):
+                self.slots[self.step] = ["sending", self.state]
+                self.background.append(("snapshot", self.state, self.epoch, self.duties))
         if flags & 2 and not self.checkpoint_outstanding:
             self.checkpoint_outstanding = True
             self.background.append(("checkpoint", self.state, self.epoch, self.duties))
+
+    def _abandon(self) -> None:
+        """What is not complete by now will never be."""
+        self.slots = {step: slot for step, slot in self.slots.items() if slot[0] == "complete"}
+        self.background = deque(work for work in self.background if work[0] != "snapshot")
 
     def work_behind(self) -> None:
         """The background thread's next piece of work."""
@@ -519,11 +535,14 @@ class RankProcess:
             self.checkpoint_outstanding = False
             self.say("checkpoint_written", **told)
             return
-        if self.job.put(self, duties["vault"], state) and state.step in self.slots:
+        complete = max((step for step, slot in self.slots.items() if slot[0] == "complete"), default=-1)
+        if self.job.put(self, duties["vault"], state, epoch, complete):
             self.slots[state.step][0] = "stored"
             self.say("snapshot_stored", **told, keeper=duties["keeper"])
-        else:
-            self.slots.pop(state.step, None)
+            return
+        self.slots.pop(state.step, None)
+        if self.outstanding == state.step:
+            self.outstanding = -1
 
     # ---- orders ----
 

@@ -343,3 +343,214 @@ def test_the_time_limit_ends_in_a_checkpoint_and_the_queue() -> None:
     assert [tell.node for tell in world.told("checkpoint")] == ["n2"] and not world.ends()
     world.give({"kind": "checkpoint_published", "step": 9, "path": "x"})
     assert world.ends()[0].state == "requeue" and "step 9" in world.ends()[0].reason
+
+
+# ---- found by test_no_step_is_lost_or_done_twice.py ----
+
+
+def test_whoever_is_alike_before_the_first_step_need_not_be_after_it() -> None:
+    """Optimizers that are sharded have no state before the first step."""
+    world = World()
+    world.key_of = lambda rank: "the same"
+    world.hold = {"assign"}
+    world.start()
+    world.hold, world.held = set(), []
+    for (node, slot), rank in {seat: rank for rank, seat in world.state.seats.items()}.items():
+        world.seated[node, slot] = rank
+        world.give({"kind": "replica_key", "node": node, "rank": rank, "step": 0, "key": "the same"})
+        world.committed[rank] = (1, False)
+    world.dies("n3")
+    assert world.notes("resolve")[0]["source"] == "anew"
+
+
+def test_a_rank_that_fails_while_another_one_still_resumes_is_not_forgotten() -> None:
+    world = started()
+    world.hold = {"replace"}
+    world.dies("n3")
+    world.give({"kind": "broken", "node": "n2", "epoch": 1, "rank": 0, "lost": None, "why": "reset"})
+    world.release_held()
+    assert world.state.recovery is None
+    assert world.decisions.due(world.clock + 1) == [{"kind": "accusations_due"}]
+    world.give({"kind": "accusations_due"})
+    assert world.state.epoch == 2 and world.state.recovery is None and not world.ends()
+
+
+def test_a_recovery_tells_what_switches_and_recoveries_before_have_changed() -> None:
+    """Not all may have heard of it."""
+    world = started()
+    world.hold = {"go"}
+    world.event("drain", "n2")
+    world.give({"kind": "switching", "node": "n2", "epoch": 1, "step": 7})
+    world.seated["n6", 0] = 0
+    world.hold, world.held = {"resolve", "replace"}, []
+    world.give({"kind": "node_lost", "node": "n2", "reason": "power"})
+    world.hold, world.held = set(), []
+    world.dies("n4")
+    changes = world.told("resolve")[-1].message["changes"]
+    assert changes["0"][0] == "n6" and world.state.recovery is None
+
+
+def test_the_end_waits_for_a_rank_that_died_after_it_was_done() -> None:
+    world = started()
+    world.hold = {"interrupt"}
+    world.give({"kind": "rank_done", "rank": 1, "step": 7, "digest": "d"})
+    world.dies("n3")
+    for rank in (0, 2, 3):
+        world.give({"kind": "rank_done", "rank": rank, "step": 7, "digest": "d"})
+    assert not world.told("finish")
+    world.release_held()
+    world.give({"kind": "rank_done", "rank": 1, "step": 7, "digest": "d"})
+    assert world.ends()[0].state == "completed"
+
+
+def test_a_process_without_a_rank_does_not_hold_up_the_end() -> None:
+    world = started(nodes=4)
+    world.spawn("n2", [1])
+    for rank in range(4):
+        world.give({"kind": "rank_done", "rank": rank, "step": 10, "digest": "d"})
+    assert world.ends()[0].state == "completed"
+
+
+def test_a_node_lost_before_the_start_is_replaced() -> None:
+    world = World()
+    world.start(without=("n3",))
+    world.give({"kind": "node_joined", "node": "n3"})
+    world.give({"kind": "node_lost", "node": "n3", "reason": "power"})
+    assert world.state.started and world.seats()[1] == "n6" and not world.ends()
+
+
+def test_a_node_that_is_slow_to_start_is_a_standby() -> None:
+    world = World()
+    world.start(without=("n3",))
+    world.give({"kind": "node_joined", "node": "n3"})
+    world.give({"kind": "start_expired"})
+    world.spawn("n3")
+    assert world.seats()[1] == "n6" and world.state.nodes["n3"].free_to_join()
+
+
+def test_what_a_process_says_that_was_declared_dead_counts_for_nothing() -> None:
+    world = started()
+    fenced = world.state.nodes["n3"].processes[0].incarnation
+    world.give({"kind": "node_lost", "node": "n3", "reason": "unplugged"})
+    world.give({"kind": "node_joined", "node": "n3"})
+    said = {"node": "n3", "slot": 0, "incarnation": fenced}
+    world.give({"kind": "broken", **said, "epoch": 0, "rank": 1, "lost": 0, "why": "timeout"})
+    world.give({"kind": "rank_done", **said, "rank": 1, "step": 8, "digest": "d"})
+    assert not world.state.accusations and not world.state.done
+
+
+def test_a_trigger_that_was_asked_to_stop_is_not_armed_again() -> None:
+    world = started()
+    world.hold = {"go", "stop"}
+    world.event("drain", "n3")
+    world.event("resume", "n3")
+    world.give({"kind": "node_joined", "node": "n3"})
+    assert [tell.message["kind"] for tell in world.held] == ["go", "stop", "stop"]
+
+
+def test_a_returning_node_keeps_the_processes_that_it_was_told_to_start() -> None:
+    world = started(ranks_per_node=2)
+    fenced = [process.incarnation for process in world.state.nodes["n3"].processes.values()]
+    world.give({"kind": "node_lost", "node": "n3", "reason": "unplugged"})
+    world.give({"kind": "node_joined", "node": "n3"})
+    assert world.killed.count("n3") == 2  # when it was lost, and when it came back
+    for slot, incarnation in enumerate(fenced):
+        ready = {"slot": slot, "incarnation": incarnation, "host": "n3", "port": 1}
+        world.give({"kind": "process_ready", "node": "n3", **ready})
+    assert world.killed.count("n3") == 2 and len(world.state.nodes["n3"].processes) == 2
+
+
+def test_the_next_rank_0_hears_that_the_job_is_to_stop() -> None:
+    world = started()
+    event = {"id": "t", "kind": "time_limit", "node": "", "source": "agent", "reason": "120 s left"}
+    world.give({"kind": "events", "events": [event]})
+    world.dies("n2")
+    world.event("drain", "n6")
+    assert [tell.node for tell in world.told("checkpoint")] == ["n2", "n6", "n1"]
+
+
+def test_parts_of_a_snapshot_may_come_before_the_news_of_the_switch() -> None:
+    world = started()
+    world.hold = {"go"}
+    world.event("drain", "n2")
+    for rank, node in ((1, "n3"), (2, "n4"), (3, "n5")):
+        stored = {"rank": rank, "step": 9, "epoch": 1, "keeper": "n1"}
+        world.give({"kind": "snapshot_stored", "node": node, **stored})
+    world.release_held()
+    world.give({"kind": "snapshot_stored", "node": "n6", "rank": 0, "step": 9, "epoch": 1, "keeper": "n1"})
+    assert world.state.snapshot is not None and world.state.snapshot.step == 9
+
+
+def test_a_leaver_whose_joiner_went_ahead_and_died_is_no_survivor() -> None:
+    world = started(ranks_per_node=1)
+    world.hold = {"go"}
+    world.event("drain", "n2")
+    world.give({"kind": "switching", "node": "n2", "epoch": 1, "step": 7})
+    world.committed = {0: (7, False), 1: (9, False), 2: (9, True), 3: (9, False)}
+    world.hold, world.held = set(), []
+    world.give({"kind": "node_lost", "node": "n6", "reason": "power"})
+    assert all(0 in tell.message["lost"] for tell in world.told("interrupt"))
+    assert world.notes("left_behind")[0]["rank"] == 0 and world.notes("recovered")[0]["step"] == 9
+    assert world.seats()[0] == "n1" and not world.ends()
+
+
+def test_a_process_that_is_to_replace_a_rank_is_not_told_to_begin_as_one() -> None:
+    world = started(nodes=4)
+    world.hold = {"replace"}
+    world.dies("n3")
+    assert world.state.recovery is not None and world.state.nodes["n3"].processes
+    before = len(world.told("assign"))
+    world.give({"kind": "node_joined", "node": "n3"})
+    assert len(world.told("assign")) == before
+
+
+def test_a_node_that_could_not_take_over_the_lead_can_still_be_lost() -> None:
+    world = started(batch_host=None)
+    world.decisions.leader_node = "n6"
+    world.resigns_to_nobody = {"n5"}
+    world.event("drain", "n6")
+    world.give({"kind": "node_lost", "node": "n5", "reason": "power"})
+    assert world.state.nodes["n5"].standing == "lost" and "n5" not in world.seats().values()
+
+
+def test_a_node_whose_ranks_have_gone_on_elsewhere_is_a_standby_in_the_next_failure() -> None:
+    """n3's rank has resumed on n6 when n4 is lost: n3 itself is well."""
+    world = started(nodes=5, batch_host=None)  # ranks 0 to 3 on n1 to n4, the standby is n5
+    world.hold = {"resolve"}
+    world.dies("n3")
+    world.seated["n5", 0] = 2
+    world.hold, world.held = set(), []
+    world.give({"kind": "node_lost", "node": "n4", "reason": "power"})
+    assert world.seats() == {0: "n1", 1: "n2", 2: "n5", 3: "n3"} and not world.ends()
+
+
+def test_a_node_on_its_way_back_to_the_pool_is_waited_for() -> None:
+    world = started(nodes=5, batch_host=None)
+    world.hold = {"retire"}
+    world.event("drain", "n5")
+    world.event("resume", "n5")
+    world.give({"kind": "node_lost", "node": "n3", "reason": "power"})
+    assert world.state.recovery is not None and not world.ends()
+    world.release_held()
+    assert world.seats()[2] == "n5" and world.state.recovery is None
+
+
+def test_a_process_that_was_interrupted_before_it_had_its_rank_gets_it_then() -> None:
+    world = started()
+    world.committed = {rank: (0, False) for rank in range(4)}
+    del world.seated["n4", 0]
+    world.dies("n3")
+    assert world.seats() == {0: "n2", 1: "n6", 2: "n4", 3: "n5"} and world.state.recovery is None
+
+
+def test_a_buddy_that_was_told_nothing_yet_says_so() -> None:
+    world = started()
+    world.hold = {"interrupt"}
+    world.dies("n3")
+    epoch = world.told("interrupt")[0].message["epoch"]
+    for rank, node in ((0, "n2"), (2, "n4"), (3, "n5")):
+        said = {"rank": rank, "committed": 0, "at_vote": False, "wards": {"1": []}}
+        process = world.state.nodes[node].processes[0]
+        me = {"node": node, "slot": 0, "incarnation": process.incarnation}
+        world.give({"kind": "survivor", **me, "epoch": epoch, **said})
+    assert world.notes("resolve")[0]["source"] == "anew"

@@ -168,9 +168,6 @@ class Recovery:
     """the processes that must say where they have stopped"""
     contested: dict[int, Place] = field(default_factory=dict)
     """rank → a process beside the one on its seat that may have taken it over, in a switch that failed"""
-    touched: set[int] = field(default_factory=set)
-    """ranks whose seats were in question when this recovery was begun before: not all may have heard the
-    outcome"""
     moving: set[int] = field(default_factory=set)
     """ranks whose switch failed: their leavers may have handed them over to joiners that went ahead and
     died"""
@@ -273,6 +270,9 @@ class JobState:
     """node → how many links to it have been called broken"""
     accusations: list[Accusation] = field(default_factory=list)
     """broken links that nothing else has explained yet"""
+    changed: set[int] = field(default_factory=set)
+    """ranks that have, or may be thought to have, another process than at the start: nobody knows who has heard
+    of it"""
     replica_keys: dict[int, dict[int, str]] = field(default_factory=dict)
     """rank → step → digest of its parameters and optimizer state: ranks with equal ones are replicas"""
     snapshot: Stored | None = None

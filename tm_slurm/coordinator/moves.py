@@ -288,6 +288,7 @@ class Moves(Storing):
         self._tell_untouched(move)
         state.move = None
         state.epoch = move.epoch
+        state.changed |= set(move.ranks())
         state.moves_done += 1
         for pair in move.pairs:
             state.nodes[pair.joiner].standing = "active"

@@ -78,7 +78,6 @@ class Recoveries(Resolving):
             recovery.started_at, recovery.restarts = earlier.started_at, earlier.restarts + 1
             recovery.waiting_since = earlier.waiting_since
             recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
-            recovery.touched = {*earlier.touched, *earlier.contested, *earlier.places}
             recovery.moving = set(earlier.moving)
         if recovery.restarts > RESTARTS_LIMIT:
             self._end("failed", 1, f"the recovery was disturbed {RESTARTS_LIMIT} times, last: {how}")
@@ -87,7 +86,7 @@ class Recoveries(Resolving):
         if move is not None:
             recovery.contested |= {r: (p.joiner, p.ranks[r]) for r, p in move.ranks().items()}
             recovery.moving |= set(move.ranks())
-            recovery.touched |= set(move.ranks())
+            state.changed |= set(move.ranks())
             self._note("interrupted", epoch=move.epoch, reason=how)
         state.recovery = recovery
         state.accusations.clear()

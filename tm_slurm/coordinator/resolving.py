@@ -138,9 +138,12 @@ class Resolving(Placing):
             self._tell_rank(rank, resolve)
 
     def _changed_peers(self, recovery: Recovery) -> dict[str, list[Any]]:
-        """rank → the address of every rank that has, or may have been thought to have, another process."""
+        """rank → the address of every rank that some survivor may know at another one. Who has heard of a
+        switch or a recovery before is not known: whoever stood in its last vote, or was interrupted before its
+        order came, has not."""
+        self.state.changed |= set(recovery.places)
         changes = {}
-        for rank in sorted({*recovery.places, *recovery.contested, *recovery.touched}):
+        for rank in sorted(self.state.changed):
             process = self.state.process_at(recovery.places.get(rank, self.state.seats[rank]))
             if process is not None:
                 changes[str(rank)] = process.peer()
