@@ -11,6 +11,7 @@ from training_jobs import TrainingJob
 from tm_slurm.localcluster import processes
 
 ENDED_LIMIT_S = 60.0
+COMPLETING_LIMIT_S = 5.0
 GONE_LIMIT_S = 30.0
 LOOK_S = 0.05
 TORCH_METADATA = ".metadata"
@@ -23,31 +24,45 @@ def complaints(play: Play, undisturbed: list[str]) -> list[str]:
     Everything that was broken is mended first, the job's own processes are left to end by themselves."""
     job = play.job
     found = [f"{event['fault']}: {event['how']}" for event in play.events if " ended before" in event["how"]]
-    found += _end(play)
+    verdict = job.files.verdict()
+    if verdict is None or verdict["state"] != "completed":
+        found.append(f"the verdict is {verdict}")
     trained = job.files.notes("trained")
     digests = [str(digest) for digest in trained[-1]["digests"]] if trained else []
     if digests != undisturbed:
         found.append(f"the end is not that of the undisturbed run: {digests} instead of {undisturbed}")
     found += _log(job, play.plan.steps)
-    mend_all(job)
-    return found + _leftovers(job)
+    _wait_while(job, "RUNNING", ENDED_LIMIT_S)
+    job.cluster.up()  # every node on, plugged in, thawed, with a slurmd
+    return found + _leftovers(job) + _slurms_word(play)
 
 
-def _end(play: Play) -> list[str]:
+def _slurms_word(play: Play) -> list[str]:
+    """How Slurm calls the job that has ended, when nothing of it is left on any node."""
     job = play.job
-    verdict = job.files.verdict()
-    if verdict is None or verdict["state"] != "completed":
-        return [f"the verdict is {verdict}"]
-    wanted = {"COMPLETED", "CANCELLED"} if play.batch_host_lost else {"COMPLETED"}
-    _wait_while(job, "RUNNING")
-    mend_all(job)  # a job is COMPLETING as long as one of its nodes does not answer
-    _wait_while(job, "COMPLETING")
+    _wait_while(job, "COMPLETING", COMPLETING_LIMIT_S)
+    if job.info().state == "COMPLETING":
+        _write_off(job)
+        _wait_while(job, "COMPLETING", ENDED_LIMIT_S)
     state = job.info().state
-    return [] if state in wanted else [f"Slurm calls the job {state}, expected {' or '.join(sorted(wanted))}"]
+    wanted = {"COMPLETED", "CANCELLED"} if play.batch_host_lost else {"COMPLETED"}
+    if state in wanted:
+        return []
+    nodes = job.cluster.node_states()
+    return [f"Slurm calls the job {state}, expected {' or '.join(sorted(wanted))}; the nodes are {nodes}"]
 
 
-def _wait_while(job: TrainingJob, state: str) -> None:
-    deadline = time.monotonic() + ENDED_LIMIT_S
+def _write_off(job: TrainingJob) -> None:
+    """Slurm asks a node that was off for the job's end only after minutes; an administrator says so at
+    once."""
+    for node, state in job.cluster.node_states().items():
+        if "COMPLETING" in state:
+            job.cluster.set_down(node, "nothing of the job is left here")
+            job.cluster.resume(node)
+
+
+def _wait_while(job: TrainingJob, state: str, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
     while job.info().state == state and time.monotonic() < deadline:
         time.sleep(LOOK_S)
 
@@ -59,11 +74,6 @@ def _log(job: TrainingJob, steps: int) -> list[str]:
     lost = sorted(set(range(steps)) - set(told))
     again = sorted({step for step in told if told.count(step) > 1})
     return [f"steps.jsonl: lost {lost[:20]}, told again {again[:20]}, {len(told)} lines for {steps} steps"]
-
-
-def mend_all(job: TrainingJob) -> None:
-    """Every node on, plugged in, thawed, with a slurmd; jobs and what Slurm was told stay."""
-    job.cluster.up()
 
 
 def _leftovers(job: TrainingJob) -> list[str]:
