@@ -64,7 +64,8 @@ def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(
     assert found["step"] == stopped["step"]
     assert job.finish(limit_s=200.0) == undisturbed(**shape)
     assert job.info().restarts == 1
-    assert [s["step"] for s in job.files.steps()] == list(range(200))
+    steps = [s["step"] for s in job.files.steps()]
+    assert steps == list(range(200)), steps
 
 
 def test_a_rank_without_a_standby_starts_again_where_it_was(

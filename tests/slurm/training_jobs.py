@@ -25,6 +25,7 @@ AFTERWORD_S = 3.0
 """What is awaited of a job may still come so long after it has failed."""
 
 ASK_AGAIN_S = 5.0
+SHOWN = {"JobState", "Reason", "Restarts", "StartTime", "EligibleTime", "NodeList", "BatchHost", "ExitCode"}
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 TM_SLURM = str(Path(sys.executable).with_name("tm-slurm"))
 
@@ -175,21 +176,21 @@ class TrainingJob:
         """SIGKILL to the rank process of a node (one a node)."""
         os.kill(self.rank_pid(node), signal.SIGKILL)
 
-    def runs_again(self) -> None:
-        """Wait until a requeued job runs. Slurm lets it wait for two minutes from when its last process has
-        ended. It is asked not to, again and again, since that may be after the first time; but not so often
-        that its start is always put off to the present."""
+    def runs_again(self, starts: int = 2) -> None:
+        """Wait until a requeued job leads itself for the time `starts`. Slurm lets it wait for two minutes
+        from when its last process has ended. It is asked not to, again and again, since that may be after the
+        first time; but not so often that its start is always put off to the present."""
         asked_at = 0.0
 
-        def running() -> bool:
+        def leads() -> bool:
             nonlocal asked_at
-            if time.monotonic() - asked_at > ASK_AGAIN_S:
+            if time.monotonic() - asked_at > ASK_AGAIN_S and self.info().state == "PENDING":
                 asked_at = time.monotonic()
                 start_now = ["scontrol", "update", f"JobId={self.job_id}", "StartTime=now"]
                 self.cluster.run(start_now, timeout_s=10.0, check=False)
-            return self.info().state == "RUNNING" and self.info().restarts > 0
+            return len(self.files.notes("leads")) >= starts
 
-        self.until("the job runs again", running, 170.0)
+        self.until("the job runs again", leads, 170.0)
 
     def seats(self) -> list[str]:
         """The node of each rank now."""
@@ -218,7 +219,10 @@ class TrainingJob:
 
     def story(self) -> str:
         """What a failed test shows: the timeline and the ends of the logs."""
-        lines = [json.dumps(entry) for entry in self.files.timeline()[-25:]]
+        show = ["scontrol", "-o", "show", "job", str(self.job_id)]
+        shown = self.cluster.run(show, timeout_s=10.0, check=False).stdout.split()
+        lines = [" ".join(word for word in shown if word.split("=")[0] in SHOWN)]
+        lines += [json.dumps(entry) for entry in self.files.timeline()[-25:]]
         for path in sorted((self.files.job_dir / "logs").glob("*.log"), key=lambda p: p.stat().st_mtime)[-8:]:
             lines += [f"--- {path.name}", path.read_text(errors="replace")[-1500:]]
         return "\n".join(lines)

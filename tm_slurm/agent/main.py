@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -123,7 +124,7 @@ class Agent:
 
     async def _follow_for_ever(self) -> None:
         while True:
-            if not self._leading.is_on and (self._job_dir / "verdict.json").exists():
+            if not self._leading.is_on and self._has_ended():
                 log.info("ending reason=the job has ended already")
                 self._finish(0)
                 return
@@ -136,6 +137,15 @@ class Agent:
                 log.error("no leader for %.0f s, ending", LEADER_GONE_LIMIT_S)
                 self._finish(1)
             await asyncio.sleep(LOOK_S)
+
+    def _has_ended(self) -> bool:
+        """Whether this start of the job has a verdict; that of an earlier one, which was requeued, is no
+        matter."""
+        try:
+            verdict = json.loads((self._job_dir / "verdict.json").read_text())
+        except (OSError, ValueError):
+            return False
+        return bool(verdict.get("attempt", self._surroundings.attempt) == self._surroundings.attempt)
 
     def _make_leader(self, leadership: Leadership, sure: bool) -> Leader:
         policy = self._config.policy
@@ -213,8 +223,9 @@ class Agent:
     def _report(self, message: dict[str, Any]) -> None:
         """A rank process has said something, or has ended."""
         beat = message.pop("beat", None)
-        if beat is not None:
-            self._say({"kind": "beat", "ranks": [beat]})
+        beats = self._ranks.take_beats() if beat is None else [beat]
+        if beats:  # what a message leads to may be the end of the job: nothing said before may be lost
+            self._say({"kind": "beat", "ranks": beats})
         if message["kind"] == "process_exited" and message.get("tail"):
             log.warning("last lines of slot %d:\n%s", message["slot"], message["tail"])
         if message["kind"] in LASTING or message["kind"] == "ward":

@@ -328,6 +328,7 @@ class Leader:
         if not self._leadership.renew():
             return False
         verdict = {"state": end.state, "exit_code": end.exit_code, "reason": end.reason}
+        verdict["attempt"] = self._leadership.attempt
         write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
         message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}
         await self._agents.farewell(message, last=self.node, limit_s=FAREWELL_S)

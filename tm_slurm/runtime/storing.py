@@ -181,6 +181,7 @@ class Storing:
 
     def _written(self, step: int) -> None:
         rank, epoch = self._written_as.pop(step)
+        self._link.beat()
         self._link.send({"kind": "checkpoint_written", "rank": rank, "step": step, "epoch": epoch})
 
     def _not_written(self, step: int, why: str) -> None:
