@@ -271,8 +271,8 @@ class JobState:
     accusations: list[Accusation] = field(default_factory=list)
     """broken links that nothing else has explained yet"""
     changed: set[int] = field(default_factory=set)
-    """ranks that have, or may be thought to have, another process than at the start: nobody knows who has heard
-    of it"""
+    """ranks that have, or may be thought to have, another process than at the start: nobody knows who has
+    heard of it"""
     replica_keys: dict[int, dict[int, str]] = field(default_factory=dict)
     """rank → step → digest of its parameters and optimizer state: ranks with equal ones are replicas"""
     snapshot: Stored | None = None

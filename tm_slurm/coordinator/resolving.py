@@ -139,8 +139,8 @@ class Resolving(Placing):
 
     def _changed_peers(self, recovery: Recovery) -> dict[str, list[Any]]:
         """rank → the address of every rank that some survivor may know at another one. Who has heard of a
-        switch or a recovery before is not known: whoever stood in its last vote, or was interrupted before its
-        order came, has not."""
+        switch or a recovery before is not known: whoever stood in its last vote, or was interrupted before
+        its order came, has not."""
         self.state.changed |= set(recovery.places)
         changes = {}
         for rank in sorted(self.state.changed):
