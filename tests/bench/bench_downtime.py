@@ -207,13 +207,11 @@ def faults_of(kinds: list[str], repeat: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def states() -> dict[str, dict[str, Any]]:
-    """A state of each size against the floor of the same run."""
+    """A state of each size against the floor of the same run, from one source and from two."""
     found = {}
     for name, size in STATES.items():
-        found[name] = measured = state_transfer.measure(size)
-        ratios = measured["ratios"]
-        median = statistics.median(ratios)
-        print(f"{name}: median {median:.3f} ({min(ratios):.3f} to {max(ratios):.3f}), bar {STATE_BAR}")
+        found[name] = state_transfer.measure(size)
+        print(f"{name}: {state_transfer.shown(found[name])}, bar {STATE_BAR}", flush=True)
     return found
 
 
