@@ -4,17 +4,13 @@ called.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from batch_job import TEMPLATE, Batch
 
 from tm_slurm.config import load
-
-TEMPLATE = Path(__file__).parents[2] / "sbatch_templates" / "train.sbatch"
 
 # What a job inherits when sbatch was called from inside another one.
 OUTER = {
@@ -26,74 +22,6 @@ OUTER = {
     "SLURM_EXPORT_ENV": "NONE",
     "SLURM_HET_SIZE": "2",
 }
-
-
-class Batch:
-    """One job of six nodes, as Slurm would start it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.seen = root / "seen.json"
-        self.config = root / "job $1 'x'.yaml"
-        self.config.write_text(
-            "job: {nodes: 4, standbys: 2, directory: 'my $jobs'}\ntrain: {module: train, steps: 5}\n"
-        )
-        self.environment = {
-            "PATH": f"{root / 'bin'}:/usr/bin:/bin",
-            "HOME": str(root),
-            "TM_SLURM_PYTHON": sys.executable,
-            "SLURM_CONF": "/etc/elsewhere/slurm.conf",
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NUM_NODES": "6",
-            "SLURM_NNODES": "6",
-            "SLURM_JOB_NODELIST": "n[1-6]",
-            "SLURM_CPUS_ON_NODE": "1",
-        }
-        (root / "bin").mkdir()
-        self.scontrol("echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
-        self.srun(verdict={"state": "completed", "exit_code": 0, "reason": "done"})
-
-    def scontrol(self, body: str) -> None:
-        """Put a shell script in scontrol's place."""
-        program = self.root / "bin" / "scontrol"
-        program.write_text(f"#!/bin/sh\n{body}\n")
-        program.chmod(0o755)
-
-    def srun(self, *, verdict: dict[str, object] | None, code: int = 137) -> None:
-        """Put a program in srun's place: it writes down its call, leaves `verdict`, and ends with `code`."""
-        write = (
-            ""
-            if verdict is None
-            else f"open(sys.argv[-1] + '/verdict.json', 'w').write('''{json.dumps(verdict)}''')"
-        )
-        program = self.root / "bin" / "srun"
-        program.write_text(
-            f"#!{sys.executable}\n"
-            "import json, os, sys\n"
-            f"json.dump([sys.argv[1:], dict(os.environ)], open({str(self.seen)!r}, 'w'))\n"
-            f"{write}\n"
-            f"sys.exit({code})\n"
-        )
-        program.chmod(0o755)
-
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", str(TEMPLATE), *(arguments or (str(self.config),))],
-            capture_output=True,
-            check=False,
-            cwd=self.root,
-            env={**self.environment, **environment},
-            text=True,
-            timeout=60,
-        )
-
-    def call(self) -> tuple[list[str], dict[str, str]]:
-        words, environment = json.loads(self.seen.read_text())
-        return words, environment
-
-    @property
-    def job_dir(self) -> Path:
-        return self.root / "my $jobs" / "7"
 
 
 @pytest.fixture
@@ -244,11 +172,12 @@ def test_another_job_of_the_same_id_starts_anew(batch: Batch) -> None:
 
 
 def test_a_verdict_to_requeue_asks_slurm_for_this_job_alone(batch: Batch) -> None:
-    """FR-17: requeue of one array element requeued the whole array."""
-    batch.scontrol(f"echo \"$@\" >> '{batch.root}/asked'")
+    """FR-17: requeue of one array element requeued the whole array. The script then waits for Slurm to end
+    it."""
+    batch.scontrol(f"echo \"$@\" >> '{batch.root}/asked'; kill -KILL $PPID")
     batch.srun(verdict={"state": "requeue", "exit_code": 0, "reason": "time limit"})
     done = batch.run(SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2")
-    assert done.returncode == 0
+    assert done.returncode == 137
     assert (batch.root / "asked").read_text() == "requeue 7\n"
     batch.scontrol("echo 'Requested operation is presently disabled for job 7' >&2; exit 1")
     done = batch.run()

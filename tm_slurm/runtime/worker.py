@@ -3,6 +3,8 @@ training thread while training goes on."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -95,7 +97,12 @@ class Worker:
                 **self.storing.handlers(),
             }
         )
+        atexit.register(self._last_beat)  # a script that fails has told every step that it has done
         link.send({"kind": "process_ready", "host": self.place.host, "port": self.endpoint.port})
+
+    def _last_beat(self) -> None:
+        with contextlib.suppress(OSError):
+            self.link.beat()
 
     # ---- in the listening thread ----
 

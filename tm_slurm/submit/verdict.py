@@ -7,7 +7,9 @@ trained to the end would be called FAILED. What counts is what the coordinator w
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -16,6 +18,7 @@ from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
 
 VerdictState = Literal["completed", "failed", "requeue"]
 _NO_VERDICT_CODE = 1
+ENDED_BY_SLURM_S = 60.0
 
 
 class NoVerdict(RuntimeError):
@@ -31,10 +34,19 @@ class Verdict:
     reason: str
 
 
-def read_verdict(job_dir: Path) -> Verdict:
-    """Read `verdict.json`; raises NoVerdict when it is missing or makes no sense."""
+def attempt_now() -> int:
+    """Return how often Slurm has restarted this job, as the agents count it."""
+    said = environment.read(environment.RESTART_COUNT) or "0"
+    return int(said) if said.isdigit() else 0
+
+
+def read_verdict(job_dir: Path, attempt: int) -> Verdict:
+    """Read `verdict.json`; raises NoVerdict when it is missing, makes no sense, or is that of an earlier start
+    of the job than `attempt`.
+    """
     path = job_dir / "verdict.json"
     try:
+        _look_again(job_dir)
         found = json.loads(path.read_text())
     except OSError as error:
         raise NoVerdict(
@@ -51,7 +63,19 @@ def read_verdict(job_dir: Path) -> Verdict:
         )
     if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= 255:
         raise NoVerdict(f"no verdict: {path}: expected an exit code from 0 to 255, found {code!r}")
+    if found.get("attempt", attempt) != attempt:
+        raise NoVerdict(
+            f"no verdict: {path}: expected that of restart {attempt} of the job, found that of restart "
+            f"{found['attempt']!r}; see {job_dir}/logs"
+        )
     return Verdict(state=cast(VerdictState, state), exit_code=code, reason=str(reason))
+
+
+def _look_again(directory: Path) -> None:
+    """A network file system may remember for half a minute that a file was not there; when the directory is
+    opened it asks its server.
+    """
+    os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def end_by_verdict(job_dir: Path) -> int:
@@ -59,7 +83,7 @@ def end_by_verdict(job_dir: Path) -> int:
     with.
     """
     try:
-        verdict = read_verdict(job_dir)
+        verdict = read_verdict(job_dir, attempt_now())
     except NoVerdict as missing:
         print(f"tm_slurm: {missing}", file=sys.stderr)
         return _NO_VERDICT_CODE
@@ -80,6 +104,9 @@ def _requeue(verdict: Verdict) -> int:
     except (SlurmRefused, SlurmUnavailable) as error:
         print(f"tm_slurm: job {job_id} was not requeued: {error}", file=sys.stderr)
         return verdict.exit_code or _NO_VERDICT_CODE
+    # Slurm ends this script now. If it ended by itself, and the job started again at once, its exit code
+    # would be taken for that of the new start.
+    time.sleep(ENDED_BY_SLURM_S)
     return verdict.exit_code
 
 
