@@ -1,8 +1,8 @@
 """What a batch script does first: `eval "$(python -m tm_slurm.submit.prepare CONFIG)"`.
 
-Makes the job directory and prints shell lines: where it is, how srun is to be called, and what has to be
-unset before (see tm_slurm.slurm.environment). With --submitted the directory and the configuration come
-from the submitting command.
+Makes the job directory and prints shell lines: where it is, how srun is to be called, what has to be unset
+before (see tm_slurm.slurm.environment), and what watches over the end (tm_slurm.submit.step_watch). With
+--submitted the directory and the configuration come from the submitting command.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def shell_lines(config: Config, job_dir: Path, inherited: Mapping[str, str]) -> 
         f"job_dir={shlex.quote(str(job_dir))}",
         f"python={shlex.quote(config.job.python or sys.executable)}",
         f"step_options=({' '.join(shlex.quote(option) for option in step_options(config))})",
+        _watch_line('"$python"'),
     ]
 
 
@@ -103,7 +104,8 @@ def start_submitted(pattern: str, submission: str, inherited: Mapping[str, str])
     if claim(job_dir, submission):
         set_verdict_aside(job_dir)
     unset = environment.dropped(inherited, environment.for_step(inherited))
-    return [*_unset_line(unset), f"job_dir={shlex.quote(str(job_dir))}"]
+    watch = _watch_line(shlex.quote(sys.executable))
+    return [*_unset_line(unset), f"job_dir={shlex.quote(str(job_dir))}", watch]
 
 
 def _restarts(job_id: int, inherited: Mapping[str, str]) -> int:
@@ -121,6 +123,11 @@ def _restarts(job_id: int, inherited: Mapping[str, str]) -> int:
 
 def _unset_line(names: list[str]) -> list[str]:
     return [f"unset {' '.join(names)}"] if names else []
+
+
+def _watch_line(python: str) -> str:
+    """Disowned, so that a script that waits for all its background jobs does not wait for this one."""
+    return f'{python} -m tm_slurm.submit.step_watch "$job_dir" $$ </dev/null & disown'
 
 
 def main(arguments: list[str]) -> int:

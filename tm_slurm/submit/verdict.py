@@ -41,8 +41,8 @@ def attempt_now() -> int:
 
 
 def read_verdict(job_dir: Path, attempt: int) -> Verdict:
-    """Read `verdict.json`; raises NoVerdict when it is missing, makes no sense, or is that of an earlier start
-    of the job than `attempt`.
+    """Read `verdict.json`; raises NoVerdict when it is missing, makes no sense, or is not that of the job's
+    start `attempt`.
     """
     path = job_dir / "verdict.json"
     try:
