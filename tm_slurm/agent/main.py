@@ -66,7 +66,9 @@ class Agent:
             host=self._host,
             cpus_per_rank=config.job.cpus_per_rank,
         )
-        self._ranks = Ranks(command, config.job.ranks_per_node, self._report)
+        self._ranks = Ranks(
+            command, config.job.ranks_per_node, self._report, stopped_limit_s=policy.keepalive_s
+        )
         self._vault = Vault(self._secret, self._host, max_bytes=policy.snapshot_memory << 20)
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._watch = LeaderWatch(job_dir, surroundings.attempt, policy.lease_s)
