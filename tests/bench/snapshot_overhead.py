@@ -3,9 +3,10 @@ chooses.
 
     python tests/bench/snapshot_overhead.py           (a part of bench_downtime.py)
 
-Two answers. Inside a run: how much longer than the others the steps right after a snapshot take, spread over
-the steps between two snapshots; this is the figure. And from run to run, with and without snapshots in turn:
-on a machine that others use too these differ by more than what is looked for.
+Two answers. Inside runs: how much longer than the steps around them the steps are that begin with a snapshot,
+or while its bytes are on their way, times their share of all steps; this is the figure. And from run to run,
+with and without snapshots in turn: on a machine that others use too these differ by more than what is looked
+for.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ STEPS = 240
 FIRST_STEPS = 20
 """Not looked at: caches and allocators fill."""
 
-AFTER = 4
+AFTER = 2
 """Steps after a snapshot that it may make longer: its bytes are still on their way."""
+
+AROUND = 12
+"""Steps before and after, of which those without a snapshot are what a step is compared with."""
 
 PAIRS = 5
 LIMIT_S = 240.0
@@ -54,40 +58,36 @@ def run(cluster: LocalCluster, directory: Path, snapshots: str) -> dict[str, Any
     return {"seconds": {n: s for n, s in seconds.items() if n >= FIRST_STEPS}, "taken": sorted(taken)}
 
 
-def inside(measured: dict[str, Any]) -> dict[str, float]:
-    """Of one run with snapshots: the fraction of time that they cost, and how many steps lie between two."""
+def inside(measured: dict[str, Any]) -> dict[str, Any]:
+    """Of one run with snapshots: by what fraction each step that one touches is longer than the others around
+    it, the share of such steps, and how many steps lie between two snapshots."""
     seconds, taken = measured["seconds"], [step for step in measured["taken"] if step >= FIRST_STEPS]
     # after `step` steps are done, the step with that number is the first that a snapshot makes longer
-    touched = {step + n for step in taken for n in range(AFTER)}
-    calm = statistics.median(s for n, s in seconds.items() if n not in touched)
-    mean_calm = statistics.fmean(s for n, s in seconds.items() if n not in touched)
-    excess = [
-        sum(seconds[step + n] - mean_calm for n in range(AFTER))
-        for step in taken
-        if all(step + n in seconds for n in range(AFTER))
-    ]
+    touched = {step + n for step in taken for n in range(AFTER)} & set(seconds)
+    longer = []
+    for step in touched:
+        near = range(step - AROUND, step + AROUND + 1)
+        calm = [seconds[n] for n in near if n in seconds and n not in touched]
+        if calm:
+            longer.append(seconds[step] / statistics.median(calm) - 1)
     every = statistics.median(later - earlier for earlier, later in itertools.pairwise(taken))
-    return {
-        "overhead": statistics.median(excess) / (every * calm),
-        "every_steps": every,
-        "excess_s": statistics.median(excess),
-        "steady_step_s": calm,
-    }
+    return {"longer": longer, "share": len(touched) / len(seconds), "every_steps": every}
 
 
 def measure(cluster: LocalCluster, jobs: Path, pairs: int = PAIRS) -> dict[str, Any]:
     """`pairs` runs with and without snapshots in turn."""
-    rows = []
+    rows, longer = [], []
     for number in range(pairs):
         without = run(cluster, jobs / f"without-{number}", "never")
         having = run(cluster, jobs / f"with-{number}", "always")
+        found = inside(having)
+        longer += found.pop("longer")
         medians = [statistics.median(each["seconds"].values()) for each in (having, without)]
         means = [statistics.fmean(each["seconds"].values()) for each in (having, without)]
-        rows.append(
-            {**inside(having), "median_ratio": medians[0] / medians[1], "mean_ratio": means[0] / means[1]}
-        )
+        rows.append({**found, "median_ratio": medians[0] / medians[1], "mean_ratio": means[0] / means[1]})
         print("  ".join(f"{key} {value:.4f}" for key, value in rows[-1].items()), flush=True)
-    return {"rows": rows, "overhead": statistics.median(row["overhead"] for row in rows)}
+    share = statistics.fmean(row["share"] for row in rows)
+    return {"rows": rows, "touched_steps": len(longer), "overhead": statistics.median(longer) * share}
 
 
 def main() -> None:
