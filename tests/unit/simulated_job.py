@@ -154,9 +154,7 @@ class SimulatedJob:
         agent.facts[process.slot].take(message)
         self._to_leader(agent, message)
 
-    def put(
-        self, process: RankProcess, vault: list[Any], state: State, epoch: int, complete: int
-    ) -> bool:
+    def put(self, process: RankProcess, vault: list[Any], state: State, epoch: int, complete: int) -> bool:
         """Store a snapshot as tm_slurm/agent/vault.py does."""
         keeper = self.agents[vault[0]]
         unreachable = not keeper.alive or not self.connected(process.node, keeper.node)

@@ -554,3 +554,83 @@ def test_a_buddy_that_was_told_nothing_yet_says_so() -> None:
         me = {"node": node, "slot": 0, "incarnation": process.incarnation}
         world.give({"kind": "survivor", **me, "epoch": epoch, **said})
     assert world.notes("resolve")[0]["source"] == "anew"
+
+
+# ---- found by reading ----
+
+
+def test_a_node_that_should_be_left_is_better_than_none() -> None:
+    world = started(nodes=4)
+    world.event("drain", "n3")
+    world.dies("n3")
+    assert world.seats()[2] == "n3" and world.state.recovery is None and not world.ends()
+
+
+def test_a_host_that_should_be_left_is_better_than_none() -> None:
+    world = started(nodes=4)
+    world.plan.on_no_standby = ("double-up", "fail")
+    for name in ("n1", "n2", "n4"):
+        world.event("drain", name)
+    world.give({"kind": "node_lost", "node": "n3", "reason": "power"})
+    assert world.state.recovery is None and not world.ends()
+    assert world.state.seats[2][0] in ("n1", "n2", "n4")
+
+
+def test_nobody_waits_for_a_node_when_time_is_over() -> None:
+    world = started(nodes=4)
+    world.plan.on_no_standby = ("wait", "fail")
+    event = {"id": "t", "kind": "time_limit", "node": "", "source": "agent", "reason": "120 s left"}
+    world.give({"kind": "events", "events": [event]})
+    world.give({"kind": "node_lost", "node": "n3", "reason": "power"})
+    assert world.ends()[0].state == "requeue"
+
+
+def test_a_process_that_stops_after_the_last_step_is_named() -> None:
+    world = started()
+    world.hold = {"finish"}
+    for rank in range(4):
+        world.give({"kind": "rank_done", "rank": rank, "step": 7, "digest": "d"})
+    process = world.state.nodes["n3"].processes[0]
+    stopped = {"slot": 0, "incarnation": process.incarnation, "how": "stopped for 2.0 s"}
+    world.give({"kind": "process_stopped", "node": "n3", **stopped})
+    assert "n3" in world.ends()[0].reason and "stopped" in world.ends()[0].reason
+
+
+def test_the_next_leader_gives_back_a_lost_node_too() -> None:
+    """The one before died when it had decided to."""
+    world = started()
+    world.give({"kind": "node_lost", "node": "n6", "reason": "power"})
+    drain = {"id": "d", "kind": "drain", "node": "n6", "source": "poll", "reason": ""}
+    world.decisions.handle({"kind": "events", "events": [drain], "at": 99.0})  # nothing comes of its actions
+    world.give({"kind": "led", "node": "n2", "term": 2})
+    assert [release.node for release in world.releases()] == ["n6"]
+
+
+def test_who_left_with_a_switch_is_not_looked_for_in_its_successor() -> None:
+    """Rank 2 had not seen the last vote before the switch when its link to the leaver ended."""
+    world = started()
+    world.event("drain", "n3")
+    world.give({"kind": "broken", "node": "n4", "epoch": 0, "rank": 2, "lost": 1, "why": "reset"})
+    world.give({"kind": "accusations_due"})
+    assert world.seats()[1] == "n6" and "n6" not in world.killed and world.state.recoveries_done == 1
+
+
+def test_a_snapshot_that_cannot_be_had_gives_way_to_the_checkpoint() -> None:
+    world = World()
+    world.key_of = str
+    world.start()
+    for name in world.plan.order:
+        world.give({"kind": "vault", "node": name, "host": name, "port": 9})
+    duties = {tell.node: tell.message for tell in world.told("duties")}
+    for rank, name in world.seats().items():
+        world.give({"kind": "checkpoint_written", "node": name, "rank": rank, "step": 2, "epoch": 0})
+        stored = {"rank": rank, "step": 5, "epoch": 0, "keeper": duties[name]["keeper"]}
+        world.give({"kind": "snapshot_stored", "node": name, **stored})
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    world.hold = {"replace"}
+    world.dies("n3")
+    for _ in range(2):
+        tell = world.held.pop()
+        failed = {"epoch": tell.message["epoch"], "rank": 1, "why": "the vault refused"}
+        world.give({"kind": "join_failed", "node": tell.node, **failed})
+    assert [fields["source"] for fields in world.notes("resolve")] == ["snapshot", "snapshot", "checkpoint"]

@@ -225,6 +225,8 @@ class Decisions(Membership):
         if self.state.recovery is not None:
             self._recover("the leader has changed")
         for node in self.state.nodes.values():
+            if node.standing == "lost":
+                self._lost(node)
             if node.standing == "leaving" and not node.processes:
                 if node.agent_up:
                     self._emptied(node)

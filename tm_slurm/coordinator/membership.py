@@ -243,9 +243,13 @@ class Membership(Recoveries):
     def _on_process_stopped(self, given: Input) -> None:
         """A rank process is there and does not run."""
         node = self.state.nodes[given["node"]]
-        if self._known(given) is None or self.state.finishing:
+        if self._known(given) is None:
             return
         how = f"slot {given['slot']} on {node.name} is {given['how']}"
+        if self.state.finishing:
+            if (node.name, int(given["slot"])) in self.state.seats.values():
+                self._end("failed", 1, f"after the last step, {how}")
+            return
         if node.standing == "active" and self.state.started:
             self._ranks_died(node, how)
         elif node.standing == "standby":

@@ -276,6 +276,8 @@ class JobState:
     replica_keys: dict[int, dict[int, str]] = field(default_factory=dict)
     """rank → step → digest of its parameters and optimizer state: ranks with equal ones are replicas"""
     snapshot: Stored | None = None
+    snapshot_refused: int = 0
+    """how often a lost rank could not be given its part of it"""
     snapshot_in_work: Stored | None = None
     checkpoint: Stored | None = None
     checkpoint_in_work: Stored | None = None

@@ -198,6 +198,7 @@ class Moves(Storing):
         place = self._places_to_take().get(int(given["rank"]))
         if undertaking is None or undertaking.epoch != given["epoch"] or place is None:
             return
+        self._doubt_the_snapshot()
         joiner = self.state.nodes[place[0]]
         joiner.failures += 1
         self._note("join_failed", node=joiner.name, rank=given["rank"], why=given["why"])

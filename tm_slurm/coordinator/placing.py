@@ -22,12 +22,13 @@ class Placing(Moves):
         self._place_on_their_seats(recovery)
         for node, ranks in self._unplaced(recovery):
             self._place_on_standby(recovery, node, ranks)
-        for node, ranks in self._unplaced(recovery):
-            self._place_where_they_were(recovery, node, ranks)
+        for noticed in (False, True):  # a node that should be left is better than none
+            for node, ranks in self._unplaced(recovery):
+                self._place_where_they_were(recovery, node, ranks, noticed=noticed)
         for choice in self.state.plan.on_no_standby:
             if not self._unplaced(recovery):
                 break
-            if choice == "wait" and self._waits(recovery):
+            if choice == "wait" and not self.state.stopping and self._waits(recovery):
                 return False
             if choice == "double-up":
                 self._double_up(recovery)
@@ -70,10 +71,12 @@ class Placing(Moves):
             for rank, slot in self._slots_for(ranks).items()
         )
 
-    def _place_where_they_were(self, recovery: Recovery, name: str, ranks: list[int]) -> None:
+    def _place_where_they_were(
+        self, recovery: Recovery, name: str, ranks: list[int], *, noticed: bool
+    ) -> None:
         """The node has lost its rank processes and is well itself: they are started there again."""
         node = self.state.nodes[name]
-        if not node.well() or node.notice is not None:
+        if not node.well() or (node.notice is not None) != noticed:
             return
         for rank in ranks:
             recovery.places[rank] = self.state.seats[rank]
@@ -83,9 +86,7 @@ class Placing(Moves):
     def _double_up(self, recovery: Recovery) -> None:
         for _, ranks in self._unplaced(recovery):
             hosts = [
-                n
-                for n in self.state.nodes.values()
-                if n.standing == "active" and n.well() and not n.dead and n.notice is None
+                n for n in self.state.nodes.values() if n.standing == "active" and n.well() and not n.dead
             ]
             if not hosts:
                 return
@@ -93,7 +94,7 @@ class Placing(Moves):
             for place in recovery.places.values():
                 if place[0] in load:
                     load[place[0]] += 1
-            host = min(hosts, key=lambda n: (load[n.name], n.name))
+            host = min(hosts, key=lambda n: (n.notice is not None, load[n.name], n.name))
             for rank in ranks:
                 recovery.places[rank] = (host.name, self._guest_slot(recovery, host, rank))
             self._note("double_up", node=host.name, ranks=ranks)
@@ -129,7 +130,7 @@ class Placing(Moves):
 
     def _give_up(self, recovery: Recovery, choice: str) -> None:
         nodes = ", ".join(sorted({node for node, _ in self._unplaced(recovery)}))
-        verdict = "requeue" if choice == "requeue" else "failed"
+        verdict = "requeue" if choice == "requeue" or self.state.stopping else "failed"
         self._end(verdict, 1, f"no standby is left for {nodes}: {recovery.how}")
 
     def _prepare_successors(self, recovery: Recovery) -> None:

@@ -170,7 +170,9 @@ class Recoveries(Resolving):
         recovery = self.state.recovery
         stopping = recovery is not None and recovery.target is None  # it will say where it has stopped
         if not stopping and not self.state.finishing and self.state.started:
-            known = lost is not None and int(lost) in self.state.seats
+            # At an older epoch it knew another process by that rank, which may have left since.
+            current = int(given.get("epoch", self.state.epoch)) >= self.state.epoch
+            known = lost is not None and int(lost) in self.state.seats and current
             accused = int(lost) if known else None  # type: ignore[arg-type]
             self.state.accusations.append(Accusation(rank, accused, str(given.get("why", "")), self.now))
 
@@ -198,7 +200,7 @@ class Recoveries(Resolving):
     def _on_step_stuck(self, given: Input) -> None:
         """The watchdog has found ranks that do not get on while all others wait for them. No ranks: nobody is
         to blame, and the time limit of the collective ends it."""
-        if self.state.recovery is not None or self.state.finishing:
+        if self.state.recovery is not None or self.state.finishing or not self.state.started:
             return
         self._note("stuck", ranks=given["ranks"], step=given["step"], how=given["how"])
         for rank in given["ranks"]:

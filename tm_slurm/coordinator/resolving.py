@@ -35,7 +35,8 @@ class Resolving(Placing):
         if problem:
             back_to = self._to_go_back_to(recovery, survivors, target)
             if back_to is None:
-                verdict = "requeue" if "requeue" in self.state.plan.on_no_standby else "failed"
+                again = "requeue" in self.state.plan.on_no_standby or self.state.stopping
+                verdict = "requeue" if again else "failed"
                 why = f"{problem}, and there is no snapshot or checkpoint: {recovery.how}"
                 self._end(verdict, 1, f"{why}; {self._first_crash()}" if self.state.crashes else why)
                 return

@@ -94,7 +94,7 @@ class Storing(Leaving):
             return
         state.snapshot_in_work = done
         if set(done.where) == set(state.seats):
-            state.snapshot, state.snapshot_in_work = done, None
+            state.snapshot, state.snapshot_in_work, state.snapshot_refused = done, None, 0
             for rank in state.seats:
                 self._tell_rank(rank, {"kind": "snapshot_complete", "step": done.step})
             for name in sorted(set(done.where.values())):
@@ -123,6 +123,16 @@ class Storing(Leaving):
         if (in_work.epoch, in_work.step) == (epoch, step):
             in_work.where[int(given["rank"])] = str(given.get("keeper", ""))
         return in_work
+
+    def _doubt_the_snapshot(self) -> None:
+        """Taking a lost rank's part of it has failed: not too often, there may be a checkpoint."""
+        state = self.state
+        if state.recovery is None or state.recovery.source != "snapshot" or state.snapshot is None:
+            return
+        state.snapshot_refused += 1
+        if state.snapshot_refused > 1:
+            self._note("snapshot_given_up", step=state.snapshot.step)
+            state.snapshot = None
 
     def _repeat_stop(self) -> None:
         """Rank 0 may be another process now: the job is still to be stopped."""
