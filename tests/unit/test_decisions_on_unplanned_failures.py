@@ -634,3 +634,64 @@ def test_a_snapshot_that_cannot_be_had_gives_way_to_the_checkpoint() -> None:
         failed = {"epoch": tell.message["epoch"], "rank": 1, "why": "the vault refused"}
         world.give({"kind": "join_failed", "node": tell.node, **failed})
     assert [fields["source"] for fields in world.notes("resolve")] == ["snapshot", "snapshot", "checkpoint"]
+
+
+# ---- many nodes, and Slurm's second thoughts ----
+
+
+def test_64_nodes_lost_at_once_are_replaced_at_once() -> None:
+    """One node_lost each: that is not a recovery that was disturbed 63 times."""
+    world = started(nodes=140, active=70)
+    gone = [world.state.seats[rank][0] for rank in range(64)]
+    world.hold = {"interrupt"}
+    for node in gone[:-1]:
+        world.give({"kind": "node_lost", "node": node, "reason": "silent"})
+    world.hold, world.held = set(), []
+    world.give({"kind": "node_lost", "node": gone[-1], "reason": "silent"})
+    assert not world.ends() and world.state.recovery is None
+    assert world.state.recoveries_done == 1 and not set(gone) & set(world.seats().values())
+
+
+def test_standbys_that_are_lost_with_them_make_no_difference() -> None:
+    world = started(nodes=140, active=70)
+    world.hold = {"replace"}
+    world.give({"kind": "node_lost", "node": world.seats()[0], "reason": "silent"})
+    for _ in range(20):  # each that was to take rank 0
+        assert world.state.recovery is not None
+        (place,) = world.state.recovery.places.values()
+        world.give({"kind": "node_lost", "node": place[0], "reason": "silent"})
+    world.held = []
+    world.release_held()
+    assert world.state.recovery is not None and not world.ends()
+
+
+def test_a_recovery_that_is_disturbed_again_and_again_is_given_up() -> None:
+    """Here by an agent that comes and goes, with nothing more lost."""
+    world = started()
+    world.hold = {"replace"}
+    world.dies("n3")
+    for number in range(13):
+        assert not world.ends(), number
+        world.give({"kind": "node_joined", "node": "n4"})
+    assert "disturbed 12 times, last: node n4 was away for a moment" in world.ends()[0].reason
+
+
+@pytest.mark.parametrize("before", [(), ("drain",)])
+def test_a_node_that_was_down_is_left_even_if_it_is_resumed(before: tuple[str, ...]) -> None:
+    """It is not in the job any more; the new slurmd ends what runs there."""
+    world = started()
+    world.hold = {"join"}
+    for kind in (*before, "down", "resume"):
+        world.event(kind, "n3")
+    assert not world.told("stop") and world.state.move is not None
+    world.release_held()
+    assert world.seats()[1] != "n3" and [release.node for release in world.releases()] == ["n3"]
+
+
+def test_a_node_that_was_only_drained_stays_when_it_is_resumed() -> None:
+    world = started()
+    world.hold = {"join"}
+    world.event("drain", "n3")
+    world.event("resume", "n3")
+    world.release_held()
+    assert world.seats()[1] == "n3" and not world.releases()

@@ -166,6 +166,8 @@ class Decisions(Membership):
     def _noticed(self, node: Node, event: Input) -> None:
         gives_back = event["kind"] != "request"
         if node.notice is not None and (node.notice.gives_back or not gives_back):
+            if event["kind"] == "down":
+                node.notice.kind = "down"  # this one cannot be taken back
             return
         node.notice = Notice(
             event["id"], event["kind"], event.get("reason", ""), self.now, event["source"], gives_back
@@ -199,7 +201,10 @@ class Decisions(Membership):
         self._start_if_ready()
 
     def _resumed_by_admin(self, node: Node) -> None:
-        if node.notice is None:
+        """A node that was DOWN is no node of this job any more: Slurm has cut it out, and when its slurmd
+        answers again that ends what still runs there (Slurm 22.05: within 0.5 s). Whoever is there leaves it
+        all the same."""
+        if node.notice is None or (node.notice.kind == "down" and node.agent_up):
             return
         node.notice = None
         move = self.state.move

@@ -188,6 +188,10 @@ class Recovery:
     """where the lost ranks' state comes from: replicas, snapshot, checkpoint, or anew"""
     resumed: dict[int, dict[str, float]] = field(default_factory=dict)
     restarts: int = 0
+    damage: int = 0
+    """seats without a process and nodes without an agent, when most were lost"""
+    in_vain: int = 0
+    """how often it began again though no more was lost"""
     waiting_since: float | None = None
 
     def survivors(self) -> dict[int, Statement]:

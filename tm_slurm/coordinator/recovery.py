@@ -23,7 +23,7 @@ ACCUSED_GRACE_S = 0.3
 """How long a broken link waits for another explanation before the rank at its other end is held for dead."""
 
 RESTARTS_LIMIT = 12
-"""A recovery that has begun again so often is given up."""
+"""A recovery that has begun again so often, with no more lost than before, is given up."""
 
 
 class Recoveries(Resolving):
@@ -73,13 +73,15 @@ class Recoveries(Resolving):
         state = self.state
         earlier = state.recovery
         state.last_epoch += 1
-        recovery = Recovery(state.last_epoch, how, self.now, self.now)
+        recovery = Recovery(state.last_epoch, how, self.now, self.now, damage=self._damage())
         if earlier is not None:
             recovery.started_at, recovery.restarts = earlier.started_at, earlier.restarts + 1
             recovery.waiting_since = earlier.waiting_since
             recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
             recovery.moving = set(earlier.moving)
-        if recovery.restarts > RESTARTS_LIMIT:
+            recovery.damage = max(recovery.damage, earlier.damage)
+            recovery.in_vain = earlier.in_vain + (recovery.damage == earlier.damage)
+        if recovery.in_vain > RESTARTS_LIMIT:
             self._end("failed", 1, f"the recovery was disturbed {RESTARTS_LIMIT} times, last: {how}")
             return
         move, state.move = state.move, None
@@ -104,6 +106,12 @@ class Recoveries(Resolving):
             self._ask(recovery, place)
         self._choose_early(recovery)
         self._advance_recovery()
+
+    def _damage(self) -> int:
+        """How much is lost: seats without a process, nodes without an agent. Of a rack that fails one node
+        after the other is heard of; that is as many beginnings, and no reason to give up."""
+        vacant = sum(self.state.process_at(seat) is None for seat in self.state.seats.values())
+        return vacant + sum(not node.agent_up for node in self.state.nodes.values())
 
     def _ask(self, recovery: Recovery, place: tuple[str, int]) -> None:
         in_question = recovery.moving | set(recovery.contested)
