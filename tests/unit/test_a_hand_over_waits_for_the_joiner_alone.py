@@ -43,7 +43,7 @@ def test_a_stranger_does_not_keep_the_joiner_out(stranger: Any, monkeypatch: pyt
     outgoing.give_layout(capture(ours, 9))
     address = ("127.0.0.1", outgoing.source[1])
     with stranger(address):
-        incoming = Incoming(source=address, secret=SECRET, rank=1, epoch=4, state=theirs)
+        incoming = Incoming(sources=[address], secret=SECRET, rank=1, epoch=4, state=theirs)
         incoming.prepare()
         sending = threading.Thread(target=lambda: outgoing.send(capture(ours, 9)))
         sending.start()

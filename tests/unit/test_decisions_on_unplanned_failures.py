@@ -695,3 +695,20 @@ def test_a_node_that_was_only_drained_stays_when_it_is_resumed() -> None:
     world.event("resume", "n3")
     world.release_held()
     assert world.seats()[1] == "n3" and not world.releases()
+
+
+def test_a_large_state_comes_from_several_replicas_on_different_nodes_at_once() -> None:
+    world = started()
+    for rank, name in world.seats().items():
+        told = {"rank": rank, "step": 1, "key": "the same", "bytes": 1 << 30}
+        world.give({"kind": "replica_key", "node": name, **told})
+    world.hold = {"resolve"}
+    world.dies("n3")
+    serving = [tell for tell in world.held if tell.message["serve"] == [1]]
+    assert sorted(tell.message["shares"]["1"] for tell in serving) == [[0, 3], [1, 3], [2, 3]]
+    for tell in serving:
+        assert not world.told("replace")
+        number = tell.message["shares"]["1"][0]
+        ready = {"epoch": 1, "rank": 1, "source": [tell.node, 5], "share": [number, 3]}
+        world.give({"kind": "source_ready", "node": tell.node, "slot": 0, **ready})
+    assert [source[0] for source in world.told("replace")[0].message["sources"]] == ["n2", "n4", "n5"]

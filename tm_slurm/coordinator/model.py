@@ -186,6 +186,8 @@ class Recovery:
     agreed_at: float = 0.0
     source: str = ""
     """where the lost ranks' state comes from: replicas, snapshot, checkpoint, or anew"""
+    ready: dict[int, dict[int, list[Any]]] = field(default_factory=dict)
+    """lost rank → share of its state → [host, port] where that can be fetched"""
     resumed: dict[int, dict[str, float]] = field(default_factory=dict)
     restarts: int = 0
     damage: int = 0
@@ -279,6 +281,8 @@ class JobState:
     heard of it"""
     replica_keys: dict[int, dict[int, str]] = field(default_factory=dict)
     """rank → step → digest of its parameters and optimizer state: ranks with equal ones are replicas"""
+    state_bytes: dict[int, int] = field(default_factory=dict)
+    """rank → bytes of its parameters and optimizer state"""
     snapshot: Stored | None = None
     snapshot_refused: int = 0
     """how often a lost rank could not be given its part of it"""

@@ -21,6 +21,11 @@ from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.model import Node, Recovery, Statement
 from tm_slurm.coordinator.placing import Placing
 
+STRIPED_FROM_BYTES = 64 << 20
+"""From this size on a lost rank's state comes from several replicas at once."""
+
+STRIPED_OVER = 4
+
 
 class Resolving(Placing):
     """The part of the decisions from "all have stopped" to "all go on"."""
@@ -121,10 +126,12 @@ class Resolving(Placing):
         back_to: dict[str, Any] | None,
     ) -> None:
         serving: dict[int, list[int]] = {rank: [] for rank in survivors}
-        if back_to is None:
-            for rank in sorted(recovery.lost):
-                replicas = self._replicas_of(rank, target) & set(survivors)
-                serving[min(replicas, key=lambda r: (len(serving[r]), r))].append(rank)
+        shares: dict[int, dict[str, list[int]]] = {rank: {} for rank in survivors}
+        for rank in sorted(recovery.lost) if back_to is None else ():
+            sources = self._sources_for(rank, self._replicas_of(rank, target) & set(survivors), serving)
+            for number, source in enumerate(sources):
+                serving[source].append(rank)
+                shares[source][str(rank)] = [number, len(sources)]
         for rank in sorted(survivors):
             resolve = {
                 "kind": "resolve",
@@ -133,10 +140,23 @@ class Resolving(Placing):
                 "changes": self._changed_peers(recovery),
                 "peers": self._peers_after(recovery),
                 "serve": serving[rank],
+                "shares": shares[rank],
             }
             if back_to is not None:
                 resolve["back_to"] = self._part_for(rank, back_to)
             self._tell_rank(rank, resolve)
+
+    def _sources_for(self, rank: int, replicas: set[int], serving: dict[int, list[int]]) -> list[int]:
+        """Which replicas serve a lost rank's state: the one that has least to do; together with others, on
+        other nodes, where the state is so large that this is faster."""
+        by_load = sorted(replicas, key=lambda r: (len(serving[r]), r))
+        count = 1 if self.state.state_bytes.get(rank, 0) < STRIPED_FROM_BYTES else STRIPED_OVER
+        chosen: list[int] = []
+        for candidate in by_load:
+            taken = {self.state.seats[r][0] for r in chosen}
+            if len(chosen) < count and self.state.seats[candidate][0] not in taken:
+                chosen.append(candidate)
+        return chosen
 
     def _changed_peers(self, recovery: Recovery) -> dict[str, list[Any]]:
         """rank → the address of every rank that some survivor may know at another one. Who has heard of a
@@ -155,12 +175,17 @@ class Resolving(Placing):
 
     def _on_source_ready(self, given: Input) -> None:
         """A survivor will serve the state of a lost rank: its successor can come for it."""
-        recovery = self._recovery_of(given)
-        if recovery is not None and recovery.target is not None and int(given["rank"]) in recovery.places:
-            self._tell_successor(recovery, int(given["rank"]), given["source"], None)
+        recovery, rank = self._recovery_of(given), int(given["rank"])
+        if recovery is None or recovery.target is None or rank not in recovery.places:
+            return
+        number, count = given.get("share", (0, 1))
+        ready = recovery.ready.setdefault(rank, {})
+        ready[int(number)] = given["source"]
+        if len(ready) == int(count):
+            self._tell_successor(recovery, rank, [ready[n] for n in sorted(ready)], None)
 
     def _tell_successor(
-        self, recovery: Recovery, rank: int, source: list[Any] | None, back_to: dict[str, Any] | None
+        self, recovery: Recovery, rank: int, sources: list[Any] | None, back_to: dict[str, Any] | None
     ) -> None:
         node, slot = recovery.places[rank]
         replace = {
@@ -172,8 +197,8 @@ class Resolving(Placing):
             "peers": self._peers_after(recovery),
             "target": recovery.target,
         }
-        if source is not None:
-            replace["source"] = source
+        if sources is not None:
+            replace["sources"] = sources
         if back_to is not None:
             replace["back_to"] = back_to
         self._tell(node, slot, replace)

@@ -27,6 +27,7 @@ class Storing(Leaving):
         """Told before the first step, and after it, when optimizers have their state."""
         state = self.state
         state.replica_keys.setdefault(int(given["rank"]), {})[int(given["step"])] = str(given["key"])
+        state.state_bytes[int(given["rank"])] = int(given.get("bytes", 0))
         if self._knows_replicas():
             self._assign_duties()
 

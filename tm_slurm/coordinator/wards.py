@@ -9,7 +9,7 @@ Message = dict[str, Any]
 
 def needs_ward(order: Message) -> bool:
     """Whether a private state goes with this order."""
-    return order["kind"] == "replace" and "source" in order
+    return order["kind"] == "replace" and "sources" in order
 
 
 class Wards:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tm_slurm.control import accept_socket, connect_socket
@@ -18,8 +18,11 @@ from tm_slurm.state import Receiver, ReceiveReport, Sender, SendReport, Snapshot
 class Outgoing:
     """The leaver's side, for one epoch. A thread waits for the joiner; training goes on."""
 
-    def __init__(self, *, host: str, secret: bytes, rank: int, epoch: int) -> None:
+    def __init__(
+        self, *, host: str, secret: bytes, rank: int, epoch: int, share: tuple[int, int] = (0, 1)
+    ) -> None:
         self.epoch = epoch
+        self._share = share
         self._rank = rank
         self._secret = secret
         self._listener = socket.create_server((host, 0))
@@ -57,7 +60,7 @@ class Outgoing:
                     continue
                 if not self._captured.wait(PREPARE_TIMEOUT_S) or self._snapshot is None:
                     raise StateError("no step boundary came within the preparation's limit")
-                sender = Sender(sock)
+                sender = Sender(sock, share=self._share)
                 sender.prepare(self._snapshot, timeout_s=PREPARE_TIMEOUT_S)
             except Exception as error:  # whoever it was and whatever it sent: the joiner may still come
                 self._failure = str(error)
@@ -93,12 +96,26 @@ class Incoming:
     """The joiner's side, for one epoch. `cancel` may be called from another thread."""
 
     def __init__(
-        self, *, source: tuple[str, int], secret: bytes, rank: int, epoch: int, state: Mapping[str, Any]
+        self,
+        *,
+        sources: Sequence[tuple[str, int]],
+        secret: bytes,
+        rank: int,
+        epoch: int,
+        state: Mapping[str, Any],
     ) -> None:
         self.epoch = epoch
         identity = {"role": "joiner", "rank": rank, "epoch": epoch}
-        self._socket = connect_socket(source, secret, identity, timeout_s=PREPARE_TIMEOUT_S)
-        self._receiver = Receiver(self._socket, state)
+        self._sockets: list[socket.socket] = []
+        try:
+            for source in sources:
+                sock = connect_socket(source, secret, identity, timeout_s=PREPARE_TIMEOUT_S)
+                self._sockets.append(sock)
+        except BaseException:
+            self.close()
+            raise
+        names = [f"the source at {host}:{port}" for host, port in sources]
+        self._receiver = Receiver.of_sources(self._sockets, state, names=names)
 
     def prepare(self) -> None:
         """Agree with the leaver on what will come. StateError when that fails."""
@@ -110,9 +127,11 @@ class Incoming:
 
     def cancel(self) -> None:
         """Wake whoever waits in here, with a StateError."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.close()
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.close()

@@ -133,7 +133,8 @@ class Runtime(StandingBy):
         if self.step <= self._first_step + 1 and self.step not in self._keys_told:
             self._keys_told.add(self.step)
             told = {"kind": "replica_key", "rank": self.role.rank, "step": self.step}
-            worker.link.send({**told, "key": replica_key(self.state)})
+            size = capture(self.state, self.step, generators=False).nbytes
+            worker.link.send({**told, "key": replica_key(self.state), "bytes": size})
 
     def _flags(self) -> int:
         """What this rank, if it is the pacer, asks all ranks for in the vote."""

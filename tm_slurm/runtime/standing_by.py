@@ -160,7 +160,7 @@ class StandingBy(Surviving):
 
     def _connect(self, worker: Worker, order: Message) -> Incoming:
         incoming = Incoming(
-            source=(str(order["source"][0]), int(order["source"][1])),
+            sources=[(str(h), int(p)) for h, p in order.get("sources") or [order["source"]]],
             secret=worker.secret,
             rank=int(order["rank"]),
             epoch=int(order["epoch"]),

@@ -102,15 +102,17 @@ class Surviving:
             self.step = worker.storing.go_back(back_to, self.state, self._rank_of(worker))
             self._mark = None
         for rank in order["serve"]:
-            self._serve(worker, rank, int(order["epoch"]))
+            number, count = order["shares"][str(rank)]
+            self._serve(worker, rank, int(order["epoch"]), (int(number), int(count)))
 
-    def _serve(self, worker: Worker, rank: int, epoch: int) -> None:
-        outgoing = Outgoing(host=worker.place.host, secret=worker.secret, rank=rank, epoch=epoch)
+    def _serve(self, worker: Worker, rank: int, epoch: int, share: tuple[int, int]) -> None:
+        """Give a lost rank's successor this replica's share of the state."""
+        outgoing = Outgoing(host=worker.place.host, secret=worker.secret, rank=rank, epoch=epoch, share=share)
         worker.serving(outgoing)
         try:
             outgoing.give_layout(capture(self.state, self.step))
             ready = {"kind": "source_ready", "epoch": epoch, "rank": rank, "source": outgoing.source}
-            worker.link.send(ready)
+            worker.link.send({**ready, "share": share})
             outgoing.send(capture(self.state, self.step))
         finally:
             worker.serving(None)
