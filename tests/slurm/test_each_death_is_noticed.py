@@ -151,6 +151,23 @@ def test_it_is_noticed_and_is_one_failure(
     ends_as_if_nothing_had_happened(job, undisturbed())
 
 
+@pytest.mark.parametrize("fault", [agent_killed, powered_off], ids=lambda fault: fault.__name__)
+def test_a_death_that_closes_connections_is_noticed_while_all_ranks_compute(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, fault: Callable[[TrainingJob, str], None]
+) -> None:
+    """No collective waits for the dead rank: all others stand at a gate."""
+    job = submit(cluster, tmp_path)
+    node = job.active_nodes()[1]
+    job.at_step(GATE - 1)
+    began = time.time()
+    fault(job, node)
+    noticed_s = job.note("recover")["at"] - began
+    print(f"{fault.__name__} noticed after {noticed_s:.2f} s")
+    assert noticed_s < LOUD_S
+    job.open_gate(GATE)
+    ends_as_if_nothing_had_happened(job, undisturbed())
+
+
 # ---- slurmd alone ----
 
 

@@ -118,6 +118,8 @@ NONSENSE: list[dict[str, Any]] = [
     {"kind": "joined", "epoch": "one"},
     {"kind": "resumed"},
     {"kind": "led", "node": "n2"},
+    {"kind": "link_ended"},
+    {"kind": "beat", "ranks": [{"steps": 1}]},
     {"kind": "end everything"},
     {"kind": None},
     {"no": "kind"},
@@ -200,6 +202,36 @@ def test_an_agent_that_falls_silent_is_lost_although_its_connection_stands(tmp_p
     lead(tmp_path, act, nodes=3)
     lost = JobFiles(tmp_path).notes("node_lost")
     assert [entry["node"] for entry in lost] == ["n3"] and "silent" in lost[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "reason"),
+    [
+        (0, "its agent is not connected, and links to its ranks are broken"),
+        (-1, "its agent closed the connection"),
+    ],
+)
+def test_an_ended_link_is_evidence_against_a_rank_whose_agent_is_away(
+    tmp_path: Path, epoch: int, reason: str
+) -> None:
+    """Then its node need not be given time to come back. What a rank saw at an older epoch says nothing."""
+
+    async def act(leader: Leader) -> None:
+        witness, lost, _ = [await agent(tmp_path, node) for node in ("n1", "n2", "n3")]
+        for incarnation, channel in enumerate((witness, lost)):
+            channel.send(ready(incarnation))
+        await told(witness, "assign")
+        ended = {"kind": "link_ended", "rank": 0, "slot": 0, "incarnation": 0, "epoch": epoch, "lost": 1}
+        witness.send(ended)
+        await asyncio.sleep(2 * LIMITS.reconnect_s)
+        assert leader.state.nodes["n2"].standing == "active"  # alone it is no evidence
+        lost.abort()
+        witness.send(ended)
+        await told(witness, "interrupt")
+
+    lead(tmp_path, act, nodes=3)
+    (entry,) = JobFiles(tmp_path).notes("node_lost")
+    assert (entry["node"], entry["reason"]) == ("n2", reason)
 
 
 def test_every_agent_hears_something_all_the_time(tmp_path: Path) -> None:

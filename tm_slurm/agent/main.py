@@ -40,6 +40,9 @@ RECENT = 64
 """So many messages that may have been lost with a connection are sent again on the next one. Heartbeats, most
 of them: every one of the last half a minute."""
 
+NOT_TOLD_AGAIN = frozenset({"ward", "link_ended"})
+"""What is of no use to another leader, or was true only then."""
+
 EXIT_TERMINATED = 143
 
 
@@ -230,7 +233,7 @@ class Agent:
             self._say({"kind": "beat", "ranks": beats})
         if message["kind"] == "process_exited" and message.get("tail"):
             log.warning("last lines of slot %d:\n%s", message["slot"], message["tail"])
-        if message["kind"] in LASTING or message["kind"] == "ward":
+        if message["kind"] in LASTING or message["kind"] in NOT_TOLD_AGAIN:
             self._following.send(message)
         else:
             self._say(message)

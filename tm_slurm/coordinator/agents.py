@@ -87,7 +87,11 @@ class Agents:
             return
         kind = message.get("kind")
         self._presence.heard(node, elapsed_s())
-        if self._aside(node, message):
+        try:
+            if self._aside(node, message):
+                return
+        except MALFORMED as error:
+            log.warning("refused a message node=%s kind=%s reason=%r", node, kind, error)
             return
         if kind not in AGENT_INPUTS:
             log.warning("refused a message node=%s kind=%s reason=unknown kind", node, kind)
@@ -97,11 +101,13 @@ class Agents:
         try:
             self._feed({**message, "node": node})
             if kind == "broken":
-                self._accuse(message)
+                self.accuse(message)
         except MALFORMED as error:
             log.warning("refused a message node=%s kind=%s reason=%r", node, kind, error)
 
-    def _accuse(self, message: Message) -> None:
+    def accuse(self, message: Message) -> None:
+        """A rank tells of a link to a lost one: if the agent there is not connected either, its node is
+        lost."""
         accused = self._node_of(int(message["lost"])) if message.get("lost") is not None else None
         if accused is not None:
             self._presence.accuse(accused, elapsed_s())

@@ -246,7 +246,7 @@ class Leader:
             await self._requests.serve(channel)
 
     def _took_aside(self, node: str, message: Message) -> bool:
-        """What the decisions need not know: heartbeats, and private states."""
+        """What the decisions need not know: heartbeats, private states, and evidence."""
         if message.get("kind") == "beat":
             self._agents.obeyed(node, message.get("place"))
             for report in message["ranks"]:
@@ -257,6 +257,10 @@ class Leader:
         if message.get("kind") == "whereabouts":
             waiting, since_s = bool(message["waiting"]), float(message["since_s"])
             self._watchdog.whereabouts(int(message["rank"]), waiting=waiting, since_s=since_s)
+            return True
+        if message.get("kind") == "link_ended":
+            if int(message["epoch"]) >= self.state.epoch:  # at an older one it knew other processes
+                self._agents.accuse(message)
             return True
         return self._wards.take(message)
 

@@ -41,6 +41,7 @@ class AgentLink:
         self._steps: list[list[Any]] = []
         self._steps_lock = threading.Lock()
         self._head: Message | None = None
+        self._every_beat: Callable[[], None] = self.beat
 
     @classmethod
     def from_environment(cls) -> AgentLink | None:
@@ -52,9 +53,10 @@ class AgentLink:
         sock.set_inheritable(False)
         return cls(sock)
 
-    def start(self, handlers: dict[str, Handler]) -> None:
-        """Begin to listen."""
+    def start(self, handlers: dict[str, Handler], every_beat: Callable[[], None]) -> None:
+        """Begin to listen. `every_beat` is called at least every BEAT_S seconds, in the listening thread."""
         self._handlers = handlers
+        self._every_beat = every_beat
         threading.Thread(target=self._listen, name="tm-agent-link", daemon=True).start()
 
     def _listen(self) -> None:
@@ -63,7 +65,7 @@ class AgentLink:
                 readable, _, _ = select.select([self._socket], [], [], BEAT_S)
                 if readable:
                     self._take(self._frames.receive())
-                self.beat()
+                self._every_beat()
         except OSError as error:
             print(f"tm_slurm: the agent of this node is gone ({error}); ending", file=sys.stderr, flush=True)
             os._exit(EXIT_AGENT_GONE)

@@ -18,6 +18,7 @@ from tm_slurm.control import read_secret
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.handover import Incoming, Outgoing
 from tm_slurm.runtime.limits import RECOVERY_TIMEOUT_S
+from tm_slurm.runtime.link_watch import LinkWatch
 from tm_slurm.runtime.storing import Storing
 from tm_slurm.runtime.vote import Ballot
 from tm_slurm.runtime.wards import Wards
@@ -68,6 +69,8 @@ class Worker:
         register(self.endpoint)
         self.sandbox = Sandbox(self.endpoint)
         self.ballot = Ballot()
+        self._links = LinkWatch(self.endpoint)
+        self._ending = False
         self.rank: int | None = None
         self.world_size = 1
         self.epoch = 0
@@ -95,16 +98,28 @@ class Worker:
                 "interrupt": self._on_interrupt,
                 "where": self._on_where,
                 **self.storing.handlers(),
-            }
+            },
+            every_beat=self._beat,
         )
         atexit.register(self._last_beat)  # a script that fails has told every step that it has done
         link.send({"kind": "process_ready", "host": self.place.host, "port": self.endpoint.port})
 
     def _last_beat(self) -> None:
+        self._ending = True  # links close now: that is no news
         with contextlib.suppress(OSError):
             self.link.beat()
 
     # ---- in the listening thread ----
+
+    def _beat(self) -> None:
+        """Tell of steps that were done, and of links that have ended. The latter is evidence against ranks
+        whose agent is not connected, and nothing else."""
+        self.link.beat()
+        if self.rank is None or self._ending or self.endpoint.sandbox:
+            return
+        epoch, gone = self._links.look()
+        for rank in gone:
+            self.link.send({"kind": "link_ended", "rank": self.rank, "epoch": epoch, "lost": rank})
 
     def _on_prepare(self, message: Message) -> None:
         """A linked stayer: stage the joiner's links beside those in use (TrainMover §5, phase 1)."""
