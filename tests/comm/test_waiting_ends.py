@@ -183,6 +183,30 @@ def test_monitored_barrier_names_whoever_does_not_come() -> None:
             w.backends[0].monitored_barrier(timedelta(milliseconds=200), True)
 
 
+def waits_for_nobody(me: Member) -> float:
+    me.join_world()
+    group = dist.new_group([0, 1])
+    waited = 0.0
+    if me.rank == 0:
+        began = time.monotonic()
+        with pytest.raises(comm.CollectiveTimeout):
+            dist.all_reduce(torch.zeros(1), group=group)
+        waited = time.monotonic() - began
+        me.tell("waited")
+    me.hear()
+    return waited
+
+
+def test_a_group_without_a_timeout_of_its_own_has_the_endpoints() -> None:
+    """Torch fills in 30 minutes where a group is made without one."""
+    with gang() as members:
+        world_ = members.world(waits_for_nobody, 2, timeout_s=0.5)
+        assert world_[0].hear() == "waited"
+        for member in world_:
+            member.tell("go on")
+        assert 0.4 < world_[0].result() < 10.0
+
+
 def test_a_receive_that_was_early_asks_again_for_the_link() -> None:
     """The higher rank opens the link; the lower one refuses it until it knows the epoch. A receive that waits
     for whatever comes first is a reason to try again like any other."""

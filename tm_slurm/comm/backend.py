@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch.distributed
+from torch.distributed.constants import default_pg_timeout
 
 from tm_slurm.comm import _tm
 from tm_slurm.comm.endpoint import Endpoint
@@ -48,7 +49,8 @@ def _create(options: _Options, _: object) -> Any:
     ordinal = _Current.groups[tuple(ranks)]
     _Current.groups[tuple(ranks)] += 1
     identity = group_identity(str(ordinal), ranks)
-    timeout_s = options.timeout.total_seconds() if options.timeout else endpoint.timeout_s
+    said = options.timeout and options.timeout != default_pg_timeout  # torch fills in its own 30 minutes
+    timeout_s = options.timeout.total_seconds() if said else endpoint.timeout_s
     name = str(options.group_id)
     return _tm.make_backend(endpoint._native, name, identity, options.group_rank, ranks, timeout_s)
 
