@@ -712,3 +712,12 @@ def test_a_large_state_comes_from_several_replicas_on_different_nodes_at_once() 
         ready = {"epoch": 1, "rank": 1, "source": [tell.node, 5], "share": [number, 3]}
         world.give({"kind": "source_ready", "node": tell.node, "slot": 0, **ready})
     assert [source[0] for source in world.told("replace")[0].message["sources"]] == ["n2", "n4", "n5"]
+
+
+def test_a_step_that_fails_again_and_again_without_a_loss_ends_the_job() -> None:
+    world = started()
+    for _ in range(6):
+        broken = {"rank": 0, "lost": None, "why": "timeout", "epoch": world.state.epoch}
+        world.give({"kind": "broken", "node": "n2", **broken})
+        world.give({"kind": "accusations_due"})
+    assert "step 7 failed 6 times" in world.ends()[0].reason and "timeout" in world.ends()[0].reason

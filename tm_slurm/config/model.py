@@ -240,7 +240,7 @@ class PolicyConfig:
 class CommConfig:
     """The collectives between ranks."""
 
-    timeout_s: Annotated[float, "seconds after which a collective fails although no link is broken"] = 300.0
+    timeout_s: Annotated[float, "seconds after which a collective fails although no link is broken"] = 1800.0
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:

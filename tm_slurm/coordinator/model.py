@@ -291,6 +291,8 @@ class JobState:
     checkpoint_in_work: Stored | None = None
     duties: dict[int, str] = field(default_factory=dict)
     """rank → what it was last told to do about snapshots and checkpoints"""
+    redone: dict[int, int] = field(default_factory=dict)
+    """step → how often it failed although no rank was lost"""
     crashes: list[dict[str, Any]] = field(default_factory=list)
     """rank processes that have ended by themselves at the step that the job is at, the first one first: node,
     ranks, how, log and last words"""

@@ -25,6 +25,9 @@ ACCUSED_GRACE_S = 0.3
 RESTARTS_LIMIT = 12
 """A recovery that has begun again so often, with no more lost than before, is given up."""
 
+REDONE_LIMIT = 5
+"""How often a step is done again for failures in which no rank was lost."""
+
 
 class Recoveries(Resolving):
     """The part of the decisions that is about ranks that died."""
@@ -318,6 +321,8 @@ class Recoveries(Resolving):
     def _follows_the_step(self, recovery: Recovery, target: int) -> bool:
         """The same step has killed ranks twice: a bug, bad data, out of memory. That must not eat the
         standbys."""
+        if self._fails_without_a_loss(recovery, target):
+            return True
         crashed = [node.name for node in self.state.nodes.values() if node.crashed]
         if not crashed:
             return False
@@ -330,6 +335,19 @@ class Recoveries(Resolving):
         if count < self.state.plan.failures_per_step:
             return False
         self._end("failed", 1, f"ranks died {count} times at step {target}; {self._first_crash()}")
+        return True
+
+    def _fails_without_a_loss(self, recovery: Recovery, target: int) -> bool:
+        """Collectives that fail in the same step again and again although nobody is lost will go on to."""
+        if recovery.lost:
+            return False
+        redone = self.state.redone.get(target, 0) + 1
+        self.state.redone = {target: redone}
+        if redone <= REDONE_LIMIT:
+            return False
+        self._end(
+            "failed", 1, f"step {target} failed {redone} times although no rank was lost: {recovery.how}"
+        )
         return True
 
     def _first_crash(self) -> str:
