@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from training_jobs import TrainingJob, config_text, until
 
+from tm_slurm.cli.jobs import ask_leader
 from tm_slurm.localcluster import LocalCluster
 
 pytestmark = pytest.mark.slurm
@@ -74,7 +77,9 @@ def test_a_crash_in_the_script_ends_the_job_with_its_traceback(cluster: LocalClu
     job = TrainingJob.submit(cluster, tmp_path, crash_at=15)
     verdict = until("the job's verdict", job.files.verdict)
     assert verdict["state"] == "failed" and "rank" in verdict["reason"]
-    assert "this batch is broken" in Path(verdict["reason"].split("its log: ")[1]).read_text()
+    assert "this batch is broken" in verdict["reason"]
+    first = re.search(r"first rank [01] on .* its log: (\S+)\)", verdict["reason"])
+    assert first and "this batch is broken" in Path(first[1]).read_text()
     until("Slurm calls the job FAILED", lambda: job.info().state == "FAILED", 20.0)
 
 
@@ -88,3 +93,29 @@ def test_a_script_that_ends_before_it_trains_frees_the_nodes(cluster: LocalClust
         verdict = job.files.verdict()
         assert verdict is not None and "before it called tm_slurm.run" in verdict["reason"]
     cluster.wait_idle(timeout_s=20.0)
+
+
+def test_a_dead_node_that_was_given_back_does_not_keep_the_job_alive(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Callable[..., list[str]]
+) -> None:
+    """Nobody tells srun any more that its task has ended; Slurm has not noticed the death yet."""
+    config = tmp_path / "config.yaml"
+    config.write_text(config_text(tmp_path, gates=[20, 40]))
+    words = ["sbatch", "--parsable", "--nodes=4", str(TEMPLATE), str(config)]
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    submitted = cluster.run(words, cwd=tmp_path, env=environment, timeout_s=30.0)
+    job_id = int(submitted.stdout.split(";")[0])
+    job = TrainingJob(cluster, job_id, tmp_path / str(job_id))
+    job.warm(2)
+    node = job.active_nodes()[1]
+    job.at_step(19)
+    cluster.power_off(node)
+    told = {"kind": "down", "source": "strigger", "node": node, "reason": "test", "at": time.time()}
+    answer = ask_leader(job.files.job_dir, {"kind": "event", "event": {"id": f"down/{node}", **told}})
+    assert "error" not in answer, answer
+    job.open_gate(20)
+    job.note("released", node=node)
+    assert node not in job.info().nodes
+    job.open_gate(40)
+    assert job.finish() == undisturbed()
+    until("no process of the job is left", lambda: not processes_of(job.files.job_dir), 10.0)
