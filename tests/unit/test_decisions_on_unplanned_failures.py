@@ -721,3 +721,27 @@ def test_a_step_that_fails_again_and_again_without_a_loss_ends_the_job() -> None
         world.give({"kind": "broken", "node": "n2", **broken})
         world.give({"kind": "accusations_due"})
     assert "step 7 failed 6 times" in world.ends()[0].reason and "timeout" in world.ends()[0].reason
+
+
+def test_a_lost_node_is_cut_out_before_it_can_have_started_again() -> None:
+    """Slurm 22.05 ends a step on all nodes when a node reports, after a reboot, that it does not know it."""
+    world = started()
+    for name in ("n3", "n6"):
+        world.give({"kind": "node_lost", "node": name, "reason": "silent"})
+    assert not world.releases()
+    late = world.decisions.due(world.clock + 30)
+    assert [(given["kind"], given["node"]) for given in late] == [
+        ("lost_for_good", "n3"),
+        ("lost_for_good", "n6"),
+    ]
+    for given in late:
+        world.give(given)
+    assert [release.node for release in world.releases()] == ["n3", "n6"]
+    assert world.decisions.due(world.clock + 60) == []
+
+
+def test_a_lost_node_that_has_come_back_stays() -> None:
+    world = started()
+    world.give({"kind": "node_lost", "node": "n3", "reason": "silent"})
+    world.give({"kind": "node_joined", "node": "n3"})
+    assert world.decisions.due(world.clock + 30) == []

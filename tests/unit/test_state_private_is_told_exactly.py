@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from tm_slurm.state import StateError, digest, give_private, take_private
+from tm_slurm.state import StateError, digest, give_buffers, give_private, take_buffers, take_private
 
 
 class Position:
@@ -52,3 +52,14 @@ def test_another_builds_private_state_is_refused() -> None:
     with pytest.raises(StateError, match="another build"):
         give_private({"other": Position()}, take_private(build()))
     assert digest(build()) == digest(build())
+
+
+def test_buffers_can_be_told_alone() -> None:
+    ours = {"model": torch.nn.BatchNorm1d(4)}
+    ours["model"](torch.randn(8, 4))
+    theirs = {"model": torch.nn.BatchNorm1d(4)}
+    give_buffers(theirs, json.loads(json.dumps(take_buffers(ours))))
+    for mine, other in zip(ours["model"].buffers(), theirs["model"].buffers(), strict=True):
+        assert torch.equal(mine, other)
+    with pytest.raises(StateError, match="another build's"):
+        give_buffers({"model": torch.nn.BatchNorm1d(5)}, take_buffers(ours))

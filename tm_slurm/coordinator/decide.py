@@ -58,6 +58,10 @@ LEAVE_KINDS = frozenset({"drain", "fail", "down", "maintenance", "reboot", "unhe
 """Events after which a node is left and given back to the administrator."""
 
 
+LOST_FOR_GOOD_S = 20.0
+"""So long a lost node may come back into the job: less than any machine needs to start again."""
+
+
 class UnknownInput(ValueError):
     """An input of a kind that this version does not know."""
 
@@ -100,6 +104,9 @@ class Decisions(Membership):
             return self._recovery_due(recovery, now)
         if state.accusations and now - state.accusations[0].at > ACCUSED_GRACE_S:
             return [{"kind": "accusations_due"}]
+        gone = [node.name for node in state.nodes.values() if self._is_gone(node, now)]
+        if gone:
+            return [{"kind": "lost_for_good", "node": name} for name in gone]
         if move is None:
             return []
         if move.phase == "switching" and now - move.switching_at > plan.switch_timeout_s:
@@ -107,6 +114,11 @@ class Decisions(Membership):
         if move.phase == "preparing" and now - move.started_at > plan.prepare_timeout_s:
             return [{"kind": "prepare_expired", "epoch": move.epoch}]
         return []
+
+    def _is_gone(self, node: Node, now: float) -> bool:
+        """Whether a lost node is not waited for any longer."""
+        since = node.lost_at if node.standing == "lost" and not node.batch_host else None
+        return self.state.plan.release and since is not None and now - since > LOST_FOR_GOOD_S
 
     def _recovery_due(self, recovery: Recovery, now: float) -> list[Input]:
         plan = self.state.plan

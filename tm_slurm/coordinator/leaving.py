@@ -4,7 +4,7 @@ cannot take it."""
 from __future__ import annotations
 
 from tm_slurm.coordinator.actions import Release, Resign
-from tm_slurm.coordinator.deciding import Deciding
+from tm_slurm.coordinator.deciding import Deciding, Input
 from tm_slurm.coordinator.model import JobState, Node
 
 
@@ -34,9 +34,18 @@ class Leaving(Deciding):
         self._leave(node)
 
     def _lost(self, node: Node) -> None:
-        """Its agent is gone and no rank is on it. If it was to be given back, that needs no agent."""
-        node.standing = "lost"
+        """Its agent is gone and no rank is on it. If it was to be given back, that needs no agent; else it
+        may come back for a while."""
+        node.standing, node.lost_at = "lost", self.now
         if node.notice is not None and node.notice.gives_back and not node.batch_host:
+            self.actions.append(Release(node.name))
+
+    def _on_lost_for_good(self, given: Input) -> None:
+        """A lost node has not come back. It is cut out of the job before it can be up again: a node that was
+        off and reports without the job's step would make Slurm end the step on all nodes."""
+        node = self.state.nodes[given["node"]]
+        if node.standing == "lost" and node.lost_at is not None:
+            node.lost_at = None
             self.actions.append(Release(node.name))
 
     def _joiner_gone(self, name: str, reason: str) -> None:

@@ -66,6 +66,8 @@ class Node:
     drained: bool = False
     dead: bool = False
     """Its ranks have died; their seats are not taken over yet."""
+    lost_at: float | None = None
+    """since when it is lost, while it may still come back"""
     crashed: bool = False
     """One of its rank processes has ended by itself since the last recovery."""
     ended: dict[int, int] = field(default_factory=dict)

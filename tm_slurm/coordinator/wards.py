@@ -41,4 +41,5 @@ class Wards:
         if not fitting:
             return None
         newest = max(fitting, key=lambda known: int(known["step"]))
-        return {**order, "private": newest["private"], "private_step": newest["step"]}
+        step, buffers = newest["step"], newest.get("buffers")
+        return {**order, "private": newest["private"], "private_step": step, "private_buffers": buffers}

@@ -32,7 +32,17 @@ from tm_slurm.runtime.standing_by import StandingBy, say
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of
-from tm_slurm.state import Mark, StateError, capture, digest, mark, private_buffers, replica_key, take_private
+from tm_slurm.state import (
+    Mark,
+    StateError,
+    capture,
+    digest,
+    mark,
+    private_buffers,
+    replica_key,
+    take_buffers,
+    take_private,
+)
 
 Build = Callable[[Role], dict[str, Any]]
 RECENT_STEPS = 50
@@ -67,6 +77,7 @@ class Runtime(StandingBy):
         self._redone = -1
         self._keys_told: set[int] = set()
         self._first_step = 0
+        self._warmed_up = False
 
     def _number_of_steps(self, steps: int | None) -> int:
         configured = self._worker.config.train.steps if self._worker is not None else None
@@ -135,6 +146,18 @@ class Runtime(StandingBy):
             told = {"kind": "replica_key", "rank": self.role.rank, "step": self.step}
             size = capture(self.state, self.step, generators=False).nbytes
             worker.link.send({**told, "key": replica_key(self.state), "bytes": size})
+
+    def _tell_buffers(self) -> None:
+        """Before the vote: the running statistics as this step leaves them."""
+        worker = self._worker
+        if (
+            worker is None
+            or worker.endpoint.sandbox
+            or worker.wards is None
+            or not private_buffers(self.state)
+        ):
+            return
+        worker.wards.exchange_buffers(self.step, take_buffers(self.state))
 
     def _flags(self) -> int:
         """What this rank, if it is the pacer, asks all ranks for in the vote."""
@@ -240,6 +263,7 @@ class Runtime(StandingBy):
         self._mark = None
         self._vote = Vote(
             self._ballot,
+            before=self._tell_buffers,
             failed=self._failed_at_vote,
             flags=self._flags,
             nonfinite=self._has_nonfinite,

@@ -16,7 +16,7 @@ from tm_slurm.runtime.handover import Incoming
 from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S
 from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
-from tm_slurm.state import ReceiveReport, give_private, private_buffers, take_private
+from tm_slurm.state import ReceiveReport, give_buffers, give_private, take_private
 
 Shadow = Generator[tuple[dict[str, Any], int], None, bool]
 """Steps in the sandbox; then whether this process has a rank now."""
@@ -33,6 +33,7 @@ class StandingBy(Surviving):
     """The part of the runtime that is about having no rank yet."""
 
     _metrics: Mapping[str, Any]
+    _warmed_up: bool
 
     def _stand_by(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
         """Warm up, then wait: for another role to warm up for, for a rank to take, or for the end."""
@@ -62,7 +63,9 @@ class StandingBy(Surviving):
         worker.sandbox.enter()
         rank, world_size = int(order["rank"]), int(order["world_size"])
         self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers={})
-        for step in worker.sandbox.shadow_steps(worker.config.policy.shadow_steps):
+        again = self._warmed_up  # for another role: what a process needs once is there
+        self._warmed_up = True
+        for step in worker.sandbox.shadow_steps(0 if again else worker.config.policy.shadow_steps):
             self._vote.open()
             yield self.state, step
             self._vote.hold()
@@ -109,11 +112,8 @@ class StandingBy(Surviving):
             self._vote.open()
             yield self.state, step
             self._vote.hold()
-        if private_buffers(self.state) and int(order["private_step"]) < target:
-            say(
-                f"rank {rank} died before it had told step {target}: its running statistics (buffers) are "
-                "those of shadow steps until they have been updated often enough; all else is exact"
-            )
+        if int(order["private_step"]) < target and order["private_buffers"] is not None:
+            give_buffers(self.state, order["private_buffers"])  # they depend on parameters, too
         private = take_private(self.state)
         times["replay_s"] = time.monotonic() - began
         with self._joining(worker, order) as joined:

@@ -72,21 +72,24 @@ class Vote:
     """Held once a step: by the first registered optimizer's step, or by `hold` at the end of a step without
     one.
 
-    `flags`: what the pacer asks for (0 at every other rank). `nonfinite`: whether this rank's gradients are
-    not all finite. `failed`: called when the all-reduce fails; it raises Discarded, or returns when the vote
-    has succeeded all the same. `refused`: called at every rank when any rank's gradients were not finite.
+    `before`: called first; what it raises is a failure before the vote. `flags`: what the pacer asks for (0
+    at every other rank). `nonfinite`: whether this rank's gradients are not all finite. `failed`: called when
+    the all-reduce fails; it raises Discarded, or returns when the vote has succeeded all the same. `refused`:
+    called at every rank when any rank's gradients were not finite.
     """
 
     def __init__(
         self,
         ballot: Ballot,
         *,
+        before: Callable[[], None] | None = None,
         failed: Callable[[RuntimeError], None] | None = None,
         flags: Callable[[], int] | None = None,
         nonfinite: Callable[[], bool] | None = None,
         refused: Callable[[], None] | None = None,
     ) -> None:
         self._ballot = ballot
+        self._before = before
         self._failed = failed
         self._flags = flags
         self._nonfinite = nonfinite
@@ -117,6 +120,8 @@ class Vote:
         `agreed_epoch` is the newest epoch that any rank carries, `agreed_flags` what the pacer asks for."""
         if not self.is_open:
             return
+        if self._before is not None:
+            self._before()
         tensor = self._tensor
         tensor[0] = self._ballot.carry()
         tensor[1] = self._flags() if self._flags is not None else 0

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from tm_slurm.state.entries import drop_gradients, state_entries
     from tm_slurm.state.errors import StateError, StateRefused
     from tm_slurm.state.marking import Mark, mark
-    from tm_slurm.state.private import give_private, private_buffers, take_private
+    from tm_slurm.state.private import (
+        give_buffers,
+        give_private,
+        private_buffers,
+        take_buffers,
+        take_private,
+    )
     from tm_slurm.state.rate import raw_rate, receive_raw, send_raw
     from tm_slurm.state.receiving import Receiver, ReceiveReport, receive
     from tm_slurm.state.restoring import restore
@@ -46,6 +52,7 @@ __all__ = [
     "capture",
     "digest",
     "drop_gradients",
+    "give_buffers",
     "give_private",
     "mark",
     "pack",
@@ -59,6 +66,7 @@ __all__ = [
     "send",
     "send_raw",
     "state_entries",
+    "take_buffers",
     "take_private",
     "tree",
     "unpack",
@@ -70,7 +78,7 @@ _HOMES = {
     "entries": ("drop_gradients", "state_entries"),
     "errors": ("StateError", "StateRefused"),
     "marking": ("Mark", "mark"),
-    "private": ("give_private", "private_buffers", "take_private"),
+    "private": ("give_buffers", "give_private", "private_buffers", "take_buffers", "take_private"),
     "rate": ("raw_rate", "receive_raw", "send_raw"),
     "receiving": ("Receiver", "ReceiveReport", "receive"),
     "restoring": ("restore",),

@@ -40,8 +40,23 @@ def take_private(state: Mapping[str, Any]) -> Json:
     return {
         "entries": entries,
         "generators": encode(read_generators(), path="generators"),
-        "buffers": encode(private_buffers(state), path="buffers"),
+        "buffers": take_buffers(state),
     }
+
+
+def take_buffers(state: Mapping[str, Any]) -> Json:
+    """The modules' buffers alone, JSON-safe."""
+    return encode(private_buffers(state), path="buffers")
+
+
+@torch.no_grad()
+def give_buffers(state: Mapping[str, Any], told: Json) -> None:
+    """Make the modules' buffers what `take_buffers` saw elsewhere. StateError when it was another build's."""
+    try:
+        for buffer, content in zip(private_buffers(state), decode(told, path="buffers"), strict=True):
+            buffer.copy_(content)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise StateError(f"the buffers are another build's: {error}") from None
 
 
 @torch.no_grad()
@@ -57,9 +72,7 @@ def give_private(state: Mapping[str, Any], private: Json) -> None:
                 write_generator(value, decode(entries[key], path=key), key)
             elif kind == OBJECT:
                 value.load_state_dict(copy.deepcopy(decode(entries[key], path=key)))
-        told = decode(private["buffers"], path="buffers")
-        for buffer, content in zip(private_buffers(state), told, strict=True):
-            buffer.copy_(content)
+        give_buffers(state, private["buffers"])
         write_generators(decode(private["generators"], path="generators"))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise StateError(f"the private state is another build's: {error}") from None
