@@ -7,6 +7,7 @@ registered handlers.
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import socket
@@ -24,6 +25,9 @@ Message = dict[str, Any]
 Handler = Callable[[Message], None]
 
 BEAT_S = 0.2
+STOP_S = 5.0
+"""How long the end of the interpreter waits for what the listening thread is doing."""
+
 EXIT_AGENT_GONE = 75
 """This process's exit code when its agent is gone (EX_TEMPFAIL)."""
 
@@ -42,6 +46,8 @@ class AgentLink:
         self._steps_lock = threading.Lock()
         self._head: Message | None = None
         self._every_beat: Callable[[], None] = self.beat
+        self._at_work = threading.Lock()
+        self._stopped = False
 
     @classmethod
     def from_environment(cls) -> AgentLink | None:
@@ -57,15 +63,27 @@ class AgentLink:
         """Begin to listen. `every_beat` is called at least every BEAT_S seconds, in the listening thread."""
         self._handlers = handlers
         self._every_beat = every_beat
+        atexit.register(self.stop)
         threading.Thread(target=self._listen, name="tm-agent-link", daemon=True).start()
+
+    def stop(self) -> None:
+        """From now on the listening thread does nothing but hear whether the agent is there. The interpreter
+        ends threads that come out of native code while it ends, and C++ takes that for a crash (SIGABRT)."""
+        if self._at_work.acquire(timeout=STOP_S):
+            self._stopped = True
+            self._at_work.release()
 
     def _listen(self) -> None:
         try:
             while True:
                 readable, _, _ = select.select([self._socket], [], [], BEAT_S)
-                if readable:
-                    self._take(self._frames.receive())
-                self._every_beat()
+                message = self._frames.receive() if readable else None
+                with self._at_work:
+                    if self._stopped:
+                        continue
+                    if message is not None:
+                        self._take(message)
+                    self._every_beat()
         except OSError as error:
             print(f"tm_slurm: the agent of this node is gone ({error}); ending", file=sys.stderr, flush=True)
             os._exit(EXIT_AGENT_GONE)

@@ -70,7 +70,6 @@ class Worker:
         self.sandbox = Sandbox(self.endpoint)
         self.ballot = Ballot()
         self._links = LinkWatch(self.endpoint)
-        self._ending = False
         self.rank: int | None = None
         self.world_size = 1
         self.epoch = 0
@@ -105,7 +104,6 @@ class Worker:
         link.send({"kind": "process_ready", "host": self.place.host, "port": self.endpoint.port})
 
     def _last_beat(self) -> None:
-        self._ending = True  # links close now: that is no news
         with contextlib.suppress(OSError):
             self.link.beat()
 
@@ -115,7 +113,7 @@ class Worker:
         """Tell of steps that were done, and of links that have ended. The latter is evidence against ranks
         whose agent is not connected, and nothing else."""
         self.link.beat()
-        if self.rank is None or self._ending or self.endpoint.sandbox:
+        if self.rank is None or self.endpoint.sandbox:
             return
         epoch, gone = self._links.look()
         for rank in gone:
