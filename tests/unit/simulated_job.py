@@ -120,6 +120,7 @@ class SimulatedJob:
         self.held: list[tuple[str, int | None, Message]] = []
         self.work: list[Message] = []
         self.finished_ranks: set[int] = set()
+        self.has_gone_back = False
         self.start_expired_at = 0.0
         self.faults = 0
         self.kills = 0
@@ -340,6 +341,7 @@ class SimulatedJob:
     def _perform(self, action: Action) -> None:
         if isinstance(action, Note):
             self.log.append(f"  note {action.what} {action.fields}")
+            self.has_gone_back |= action.what == "resolve" and action.fields["source"] != "replicas"
         elif isinstance(action, Release):
             self.work.append({"kind": "released", "node": action.node})
         elif isinstance(action, Resign):
@@ -653,6 +655,8 @@ class SimulatedJob:
             possible = False
         elif "private state" in end.reason or "no replica" in end.reason:
             possible = all(self._replaceable(rank, set(survivors)) for rank in recovery.lost)
+        elif "has committed" in end.reason and self.has_gone_back:
+            possible = False  # some have gone back already, and now it cannot be finished
         else:
             raise Violation(f"{end}")
         if possible:

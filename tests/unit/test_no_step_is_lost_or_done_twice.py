@@ -35,6 +35,21 @@ POLICIES = (
     ("requeue",),
 )
 EVENTS = ("drain", "drain", "request", "resume", "resume", "time_limit")
+FAULTS = (
+    "a process dies",
+    "a process dies",
+    "a process dies",
+    "a node is powered off",
+    "a node is unplugged",
+    "a node is unplugged",
+    "a connection breaks",
+    "a connection breaks",
+    "a link breaks",
+    "a joiner fails",
+    "a rank is found stuck",
+    "the leader dies",
+    "the leader dies over its next decision",
+)
 LONGEST = 1 << 16
 
 SHAPES = st.builds(
@@ -44,7 +59,7 @@ SHAPES = st.builds(
     ranks_per_node=st.sampled_from([1, 1, 2]),
     replicas=st.sampled_from(REPLICA_KINDS),
     batch_host=st.booleans(),
-    steps=st.sampled_from([4, 6, 8]),
+    steps=st.sampled_from([6, 9, 12]),
     on_no_standby=st.sampled_from(POLICIES),
     failures_per_step=st.sampled_from([1000, 1000, 2]),
     exchange_every=st.sampled_from([1, 2, 4]),
@@ -60,39 +75,55 @@ class AJobInTrouble(RuleBasedStateMachine):
     """Rules are what happens by itself, what Slurm says, and faults; the end of an example is the end of
     trouble."""
 
-    @initialize(shape=SHAPES, budget=st.sampled_from([1, 2, 3, 5, 8]), heals=st.booleans())
-    def begin(self, shape: Shape, budget: int, heals: bool) -> None:
+    @initialize(
+        shape=SHAPES,
+        budget=st.sampled_from([1, 2, 3, 5, 8]),
+        heals=st.booleans(),
+        seed=CHOICE,
+        moves=st.sampled_from([0, 60, 100, 140]),
+    )
+    def begin(self, shape: Shape, budget: int, heals: bool, seed: int, moves: int) -> None:
+        """Most jobs have started when the trouble begins."""
         self.job = SimulatedJob(shape)
         self.budget = budget
         self.heals = heals
+        self._go_on(seed, moves)
+
+    def _go_on(self, seed: int, moves: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(moves):
+            self.job.move(chance.randrange(LONGEST))
 
     @rule(choices=st.lists(CHOICE, min_size=1, max_size=40))
     def some_things_happen(self, choices: list[int]) -> None:
         for choice in choices:
             self.job.move(choice)
 
-    @rule(seed=CHOICE, moves=st.integers(1, 150))
+    @rule(seed=CHOICE, moves=st.integers(1, 60))
     def many_things_happen(self, seed: int, moves: int) -> None:
-        chance = random.Random(seed)
-        for _ in range(moves):
-            self.job.move(chance.randrange(LONGEST))
+        self._go_on(seed, moves)
 
-    @rule(seed=CHOICE)
-    def things_happen_until_a_switch_or_a_recovery(self, seed: int) -> None:
+    @rule(seed=CHOICE, further=st.integers(0, 30))
+    def things_happen_until_a_switch_or_a_recovery(self, seed: int, further: int) -> None:
         chance = random.Random(seed)
-        for _ in range(300):
-            move = self.job.state.move
-            if self.job.state.recovery is not None or (move is not None and move.phase != "preparing"):
-                return
+        for _ in range(100):
+            if is_delicate(self.job):
+                break
             self.job.move(chance.randrange(LONGEST))
+        self._go_on(seed, further)
 
     @rule(nodes=st.sets(st.integers(1, 6), max_size=3))
     def nothing_happens_on(self, nodes: set[int]) -> None:
         self.job.slow = tuple(f"n{number}" for number in sorted(nodes))
 
-    @rule(kind=st.sampled_from(EVENTS), choice=CHOICE)
+    @rule(kind=st.sampled_from(EVENTS[:-1]), choice=CHOICE)
     def slurm_says(self, kind: str, choice: int) -> None:
         self.job.event(kind, choice)
+
+    @precondition(lambda self: self.job.faults > 1)
+    @rule()
+    def time_is_over(self) -> None:
+        self.job.event("time_limit", 0)
 
     @rule(seconds=st.sampled_from([0.5, 61.0, 130.0]))
     def time_passes(self, seconds: float) -> None:
@@ -114,49 +145,22 @@ class AJobInTrouble(RuleBasedStateMachine):
         return self.job.faults < self.budget
 
     @precondition(_may_fail)
-    @rule(choice=CHOICE)
-    def a_process_dies(self, choice: int) -> None:
+    @rule(choice=CHOICE, seed=CHOICE, moves=st.integers(0, 60))
+    def a_process_dies(self, choice: int, seed: int, moves: int) -> None:
+        self._go_on(seed, moves)
         self.job.kill(choice)
 
     @precondition(_may_fail)
-    @rule(choice=CHOICE)
-    def a_node_is_powered_off(self, choice: int) -> None:
-        self.job.power_off(choice)
-
-    @precondition(_may_fail)
-    @rule(choice=CHOICE)
-    def a_node_is_unplugged(self, choice: int) -> None:
+    @rule(choice=CHOICE, seed=CHOICE, moves=st.integers(0, 60))
+    def a_node_is_unplugged(self, choice: int, seed: int, moves: int) -> None:
+        self._go_on(seed, moves)
         self.job.cut(choice)
 
     @precondition(_may_fail)
-    @rule(choice=CHOICE)
-    def an_agents_connection_breaks(self, choice: int) -> None:
-        self.job.reset(choice)
-
-    @precondition(_may_fail)
-    @rule(choice=CHOICE, blames=st.booleans())
-    def a_link_breaks(self, choice: int, blames: bool) -> None:
-        self.job.break_link(choice, blames)
-
-    @precondition(_may_fail)
-    @rule(choice=CHOICE)
-    def a_joiner_fails(self, choice: int) -> None:
-        self.job.fail_to_join(choice)
-
-    @precondition(_may_fail)
-    @rule(choice=CHOICE)
-    def a_rank_is_found_stuck(self, choice: int) -> None:
-        self.job.accuse(choice)
-
-    @precondition(_may_fail)
-    @rule()
-    def the_leader_dies(self) -> None:
-        self.job.leader_dies()
-
-    @precondition(_may_fail)
-    @rule(actions=st.integers(0, 3))
-    def the_leader_dies_over_its_next_decision(self, actions: int) -> None:
-        self.job.dies_after = actions
+    @rule(kind=st.sampled_from(FAULTS), choice=CHOICE, seed=CHOICE, moves=st.integers(0, 60))
+    def something_fails(self, kind: str, choice: int, seed: int, moves: int) -> None:
+        self._go_on(seed, moves)
+        fault(self.job, kind, choice)
 
     def teardown(self) -> None:
         if hasattr(self, "job"):
@@ -193,24 +197,22 @@ def shape_of(chance: random.Random) -> Shape:
     )
 
 
-def fault(job: SimulatedJob, chance: random.Random) -> None:
-    choice = chance.randrange(LONGEST)
-    faults: list[Callable[[], object]] = [
-        lambda: job.kill(choice),
-        lambda: job.kill(choice),
-        lambda: job.kill(choice),
-        lambda: job.power_off(choice),
-        lambda: job.cut(choice),
-        lambda: job.cut(choice),
-        lambda: job.reset(choice),
-        lambda: job.reset(choice),
-        lambda: job.break_link(choice, chance.random() < 0.5),
-        lambda: job.fail_to_join(choice),
-        lambda: job.accuse(choice),
-        job.leader_dies,
-        lambda: setattr(job, "dies_after", choice % 4),
-    ]
-    chance.choice(faults)()
+def fault(job: SimulatedJob, kind: str, choice: int) -> None:
+    if kind == "a link breaks":
+        job.break_link(choice // 2, blames=bool(choice % 2))
+    elif kind == "the leader dies over its next decision":
+        job.dies_after = choice % 4
+    else:
+        faults: dict[str, Callable[[int], object]] = {
+            "a process dies": job.kill,
+            "a node is powered off": job.power_off,
+            "a node is unplugged": job.cut,
+            "a connection breaks": job.reset,
+            "a joiner fails": job.fail_to_join,
+            "a rank is found stuck": job.accuse,
+            "the leader dies": lambda _: job.leader_dies(),
+        }
+        faults[kind](choice)
 
 
 def trouble(job: SimulatedJob, chance: random.Random, budget: int) -> None:
@@ -227,7 +229,7 @@ def trouble(job: SimulatedJob, chance: random.Random, budget: int) -> None:
     elif kind < 0.65:
         job.pass_time(chance.choice([0.5, 61.0, 130.0]))
     elif job.faults < budget:
-        fault(job, chance)
+        fault(job, chance.choice(FAULTS), choice)
 
 
 def is_delicate(job: SimulatedJob) -> bool:
