@@ -130,7 +130,8 @@ def test_a_recovery_that_takes_too_long_names_who_is_missing() -> None:
     world = started()
     world.hold = {"interrupt"}
     world.dies("n3")
-    late = world.decisions.due(world.clock + world.plan.switch_timeout_s + 1)
+    assert world.decisions.due(world.clock + 300) == []  # it may be evaluating
+    late = world.decisions.due(world.clock + 601)
     assert [given["kind"] for given in late] == ["recovery_expired"]
     world.give(late[0])
     assert "did not stop" in world.ends()[0].reason and "n2, n4, n5" in world.ends()[0].reason

@@ -62,6 +62,11 @@ LOST_FOR_GOOD_S = 20.0
 """So long a lost node may come back into the job: less than any machine needs to start again."""
 
 
+STOP_LIMIT_S = 600.0
+"""A rank that is interrupted stops at its next collective: until then it may work on alone for long (an
+evaluation, say)."""
+
+
 class UnknownInput(ValueError):
     """An input of a kind that this version does not know."""
 
@@ -124,6 +129,8 @@ class Decisions(Membership):
         plan = self.state.plan
         starting = not all(map(self.state.process_at, recovery.places.values()))
         limit = plan.prepare_timeout_s if recovery.settled and starting else plan.switch_timeout_s
+        if not recovery.settled:
+            limit = max(limit, STOP_LIMIT_S)
         if recovery.settled and self._unplaced(recovery):
             since = recovery.waiting_since
             over = since is not None and now - since >= plan.refill_wait_s
