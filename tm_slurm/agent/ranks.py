@@ -169,7 +169,6 @@ class Ranks:
         rank.ending = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(rank.process.pid, signal.SIGKILL)  # what it started must not outlive it
-        end_orphans(rank.incarnation)
         await asyncio.wait({listener}, timeout=LAST_WORDS_S)
         rank.channel.abort()
         self._running.pop(rank.slot, None)
@@ -189,6 +188,7 @@ class Ranks:
             exited["tail"] = self._tail(rank.log_path)
         self._exits[rank.slot] = exited
         self._report(exited)
+        end_orphans(rank.incarnation)  # after the report: a machine may have many processes to look through
 
     @staticmethod
     def _tail(path: Path) -> str:
