@@ -553,6 +553,8 @@ class RankProcess:
     def _at_idle(self) -> None:
         order = self.orders.popleft()
         kind, epoch = order["kind"], order.get("epoch", 0)
+        if "peers" in order and incarnations(order["peers"])[order["rank"]] != self.incarnation:
+            return  # it was for the process that was in this slot before
         if kind in ("retire", "exit", "finish"):
             self.job.process_ends(self, 0)
         elif kind == "warm":

@@ -557,6 +557,30 @@ def test_a_buddy_that_was_told_nothing_yet_says_so() -> None:
     assert world.notes("resolve")[0]["source"] == "anew"
 
 
+def test_a_connection_that_breaks_does_not_kill_what_was_just_started() -> None:
+    world = started(nodes=4)
+    world.hold = {"spawn"}
+    world.dies("n3")
+    world.give({"kind": "node_joined", "node": "n3"})
+    assert world.killed.count("n3") == 0, "its only process had died"
+    world = started(nodes=4, ranks_per_node=2)
+    world.hold = {"spawn"}
+    world.dies("n3")
+    world.give({"kind": "node_joined", "node": "n3"})
+    assert world.killed.count("n3") == 1, "when the first of its processes died"
+
+
+def test_a_rank_once_in_question_is_asked_for_however_often_it_begins_again() -> None:
+    """A new process on its seat does not mean that the rank is there."""
+    world = started(nodes=4)
+    world.hold = {"interrupt"}
+    world.dies("n3")
+    world.spawn("n3")
+    world.give({"kind": "led", "node": "n2", "term": 2})
+    assert all(tell.message["lost"] == [2] for tell in world.told("interrupt"))
+    assert {tell.node for tell in world.told("interrupt")[-4:]} == {"n1", "n2", "n3", "n4"}
+
+
 # ---- found by reading ----
 
 

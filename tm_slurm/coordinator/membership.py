@@ -16,8 +16,9 @@ class Membership(Recoveries):
         if node is None or node.standing == "released":
             self._tell(given["node"], None, {"kind": "exit", "reason": "not a node of this job"})
             return
+        was_lost = not node.agent_up
         node.agent_up, node.away = True, False
-        if node.standing == "lost" or (node.dead and node.banned and not node.processes):
+        if node.standing == "lost" or (node.dead and was_lost):
             self._tell(node.name, None, {"kind": "kill"})  # what still runs there belongs to the past
         if node.standing == "lost":
             node.standing = "leaving"

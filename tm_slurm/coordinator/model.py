@@ -170,6 +170,8 @@ class Recovery:
     """the processes that must say where they have stopped"""
     contested: dict[int, Place] = field(default_factory=dict)
     """rank → a process beside the one on its seat that may have taken it over, in a switch that failed"""
+    unsure: set[int] = field(default_factory=set)
+    """ranks that may be lost; once in question they are, whatever sits on their seats when it begins again"""
     moving: set[int] = field(default_factory=set)
     """ranks whose switch failed: their leavers may have handed them over to joiners that went ahead and
     died"""

@@ -82,6 +82,7 @@ class Recoveries(Resolving):
             recovery.waiting_since = earlier.waiting_since
             recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
             recovery.moving = set(earlier.moving)
+            recovery.unsure = {*earlier.unsure, *earlier.lost}
             recovery.damage = max(recovery.damage, earlier.damage)
             recovery.in_vain = earlier.in_vain + (recovery.damage == earlier.damage)
         if recovery.in_vain > RESTARTS_LIMIT:
@@ -102,6 +103,7 @@ class Recoveries(Resolving):
                     recovery.asked.add(place)
         recovery.contested = {r: p for r, p in recovery.contested.items() if p in recovery.asked}
         lost = sorted(r for r, seat in state.seats.items() if seat not in recovery.asked)
+        recovery.unsure |= {*lost, *recovery.contested, *recovery.moving}
         for rank in lost:
             state.done.pop(rank, None)
         self._note("recover", epoch=recovery.epoch, lost=lost, how=how, restarts=recovery.restarts)
@@ -117,8 +119,7 @@ class Recoveries(Resolving):
         return vacant + sum(not node.agent_up for node in self.state.nodes.values())
 
     def _ask(self, recovery: Recovery, place: tuple[str, int]) -> None:
-        in_question = recovery.moving | set(recovery.contested)
-        unsure = [r for r, seat in self.state.seats.items() if seat not in recovery.asked or r in in_question]
+        unsure = sorted(recovery.unsure)
         self._tell(*place, {"kind": "interrupt", "epoch": recovery.epoch, "lost": unsure})
 
     def _choose_early(self, recovery: Recovery) -> None:
