@@ -770,3 +770,13 @@ def test_a_lost_node_that_has_come_back_stays() -> None:
     world.give({"kind": "node_lost", "node": "n3", "reason": "silent"})
     world.give({"kind": "node_joined", "node": "n3"})
     assert world.decisions.due(world.clock + 30) == []
+
+
+def test_a_process_that_dies_before_it_has_its_rank_is_not_held_against_the_step() -> None:
+    world = started(nodes=4)
+    world.hold = {"interrupt"}
+    world.dies("n3")
+    world.spawn("n3")
+    world.give({"kind": "led", "node": "n2", "term": 2})
+    world.dies("n3")
+    assert len(world.state.crashes) == 1 and world.state.nodes["n3"].failures == 1 and not world.ends()

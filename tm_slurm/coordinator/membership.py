@@ -179,10 +179,14 @@ class Membership(Recoveries):
             self._ranks_died(node, how, crashed=given)
 
     def _successor_died(self, node: Node, slot: int, given: Input) -> bool:
-        """Whether it was one that was to take a lost rank on an active node: then the recovery begins
-        again."""
-        recovery = self.state.recovery
-        if recovery is None or node.standing != "active" or (node.name, slot) not in recovery.places.values():
+        """Whether it was one that was to take a lost rank on an active node, or could have: then the recovery
+        begins again, and no step is to blame."""
+        recovery, place = self.state.recovery, (node.name, slot)
+        if recovery is None or node.standing != "active":
+            return False
+        in_question = any(self.state.seats[rank] == place for rank in recovery.unsure)
+        without_a_rank = in_question and place not in recovery.statements
+        if place not in recovery.places.values() and not without_a_rank:
             return False
         node.failures += 1
         self._recover(
