@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def _log(job: TrainingJob, steps: int) -> list[str]:
         return []
     lost = sorted(set(range(steps)) - set(told))
     again = sorted({step for step in told if told.count(step) > 1})
-    return [f"steps.jsonl: lost {lost[:20]}, told again {again[:20]}, {len(told)} lines for {steps} steps"]
+    late = [step for before, step in itertools.pairwise(told) if step < before]
+    return [f"steps.jsonl: lost {lost[:20]}, told again {again[:20]}, out of order at {late[:20]}"]
 
 
 def _leftovers(job: TrainingJob) -> list[str]:
