@@ -123,9 +123,18 @@ def test_no_fact_is_of_an_older_epoch_or_ended_by_a_later_one(story: list[dict[s
     for message in story:
         facts.take(message)
     left = facts.told()
-    epochs = [message["epoch"] for message in left if message["kind"] in OF_AN_EPOCH]
+    of_an_epoch = OF_AN_EPOCH - {"broken"}
+    epochs = [message["epoch"] for message in left if message["kind"] in of_an_epoch]
     assert len(set(epochs)) <= 1
-    newest = max((m["epoch"] for m in story if m["kind"] in OF_AN_EPOCH), default=0)
+    newest = max((m["epoch"] for m in story if m["kind"] in of_an_epoch), default=0)
     assert all(epoch == newest for epoch in epochs)
+    runs_at = max((m["epoch"] for m in story if m["kind"] in ("survivor", "resumed")), default=0)
+    assert all(m["epoch"] >= runs_at for m in left if m["kind"] == "broken")
     for number, message in enumerate(left):
         assert not any(message["kind"] in ENDS.get(later["kind"], ()) for later in left[number + 1 :])
+
+
+def test_a_rank_whose_collective_broke_says_so_although_it_prepares_to_leave() -> None:
+    story = [say("broken", 1, rank=0), say("leaver_prepared", 2)]
+    assert told(*story) == told(*reversed(story))[::-1] == ["broken", "leaver_prepared"]
+    assert told(*story, say("survivor", 3)) == ["survivor"]

@@ -67,6 +67,9 @@ class Facts:
     def __init__(self) -> None:
         self._told: dict[tuple[str, Any], dict[str, Any]] = {}
         self._epoch = 0
+        """the newest that the process speaks of"""
+        self._runs_at = 0
+        """the newest that it is known to be at: it may speak of the next one before"""
 
     def take(self, message: dict[str, Any]) -> None:
         """The process, or the agent about it, has said this."""
@@ -75,9 +78,12 @@ class Facts:
             return
         if kind in OF_AN_EPOCH and "epoch" in message:
             epoch = int(message["epoch"])
-            if epoch < self._epoch:
+            if epoch < (self._runs_at if kind == "broken" else self._epoch):
                 return
-            self.runs_at(epoch)
+            if kind in ("survivor", "resumed"):
+                self._runs_at = max(self._runs_at, epoch)
+            if kind != "broken":
+                self._drop_before(epoch)
         for other in ENDS.get(kind, ()):
             self.end(other)
         key = (kind, message.get(APART[kind]) if kind in APART else None)
@@ -85,12 +91,17 @@ class Facts:
         self._told[key] = message
 
     def runs_at(self, epoch: int) -> None:
-        """The process speaks of this epoch, or is in it: what it said of older ones is past."""
-        if epoch <= self._epoch:
-            return
-        self._epoch = epoch
+        """The process is at this epoch: what it said of older ones is past."""
+        self._runs_at = max(self._runs_at, epoch)
+        self._drop_before(epoch)
+
+    def _drop_before(self, epoch: int) -> None:
+        """The process speaks of this epoch: what it said of older ones is past; a collective that broke is
+        not, as long as the process is still where it broke."""
+        self._epoch = max(self._epoch, epoch)
         for key, message in list(self._told.items()):
-            if key[0] in OF_AN_EPOCH and int(message.get("epoch", epoch)) < epoch:
+            limit = self._runs_at if key[0] == "broken" else self._epoch
+            if key[0] in OF_AN_EPOCH and int(message.get("epoch", limit)) < limit:
                 del self._told[key]
 
     def end(self, kind: str) -> None:

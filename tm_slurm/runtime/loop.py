@@ -99,7 +99,8 @@ class Runtime(StandingBy):
             return
         _import_what_comes_late()
         order = worker.link.next_order("assign", "warm", "replace", "retire", "exit")
-        if order["kind"] == "assign" and worker.take_seat(int(order["epoch"])):
+        mine = order["kind"] == "assign" and worker.is_for_me(order)
+        if mine and worker.take_seat(int(order["epoch"])):
             self._start(worker, order)
         else:
             yield from self._stand_by(worker, order)
@@ -297,7 +298,7 @@ class Runtime(StandingBy):
             told = {"kind": "rank_done", "rank": self.role.rank, "step": self.step}
             worker.link.send({**told, "digest": digest(self.state)})
             worker.stop_at(self.step)
-            order = worker.link.next_order("finish", "exit", "resolve")
+            order = worker.await_resolution("finish")
             if order["kind"] != "resolve":
                 return
             self._discarded = False

@@ -45,6 +45,8 @@ class StandingBy(Surviving):
                     yield from self._warm_up(worker, order)
                 seconds = time.monotonic() - began
                 worker.link.send({"kind": "process_warm", "rank": worker.rank, "seconds": seconds})
+            elif kind in ("join", "replace") and not worker.is_for_me(order):
+                pass  # for the process that was in this slot before
             elif kind == "join":
                 if self._join(worker, order):
                     return

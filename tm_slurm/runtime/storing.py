@@ -22,6 +22,10 @@ from tm_slurm.state.background import Background
 
 State = Mapping[str, Any]
 
+GIVEN_UP_AFTER = 4
+"""After so many times the steps between two snapshots, one that is not complete never will be: some rank's
+part has failed."""
+
 
 def checkpoints_of(job_dir: Path) -> Path:
     """Where a job's checkpoints are."""
@@ -119,9 +123,9 @@ class Storing:
 
     def _snapshot_due(self, step: int, step_s: float) -> bool:
         with self._lock:
-            if not self._wanted or self._vault is None or self._outstanding is not None:
+            if not self._wanted or self._vault is None:
                 return False
-            complete = self._complete
+            complete, outstanding = self._complete, self._outstanding
         memory = self._memory
         every = self._policy.snapshot_every_steps
         if every is None:
@@ -129,6 +133,8 @@ class Storing:
             cpu_s = cost.send_cpu_s + cost.vault_cpu_s if cost is not None else 0.0
             pack_s = cost.pack_s if cost is not None else 0.0
             every = choose_interval(pack_s, step_s, cpu_s=cpu_s) if step_s > 0 else 1
+        if outstanding is not None and step < outstanding + GIVEN_UP_AFTER * every:
+            return False
         return step >= (complete // every + 1) * every
 
     # ---- at a boundary ----

@@ -237,6 +237,12 @@ class Worker:
             self._standing_by = False
             return True
 
+    def is_for_me(self, order: Message) -> bool:
+        """Whether an order that gives a rank means this process, and not the one that was in its slot
+        before."""
+        peer = order["peers"].get(str(order["rank"]))
+        return peer is not None and int(peer[2]) == self.place.incarnation
+
     def stop_at(
         self, committed: int, *, at_vote: bool = False, begun: bool = True, torn: bool = False
     ) -> None:
@@ -251,8 +257,12 @@ class Worker:
         `others`. TimeoutError when none comes."""
         while True:
             order = self.link.next_order("resolve", "exit", *others, timeout_s=RECOVERY_TIMEOUT_S)
-            if order["kind"] != "resolve" or int(order["epoch"]) == self._recovery_epoch:
+            if order["kind"] != "resolve":
                 return order
+            with self._lock:  # from here on what was said of where this rank stands is of the past
+                if int(order["epoch"]) == self._recovery_epoch:
+                    self._stopped = None
+                    return order
 
     def recovered(self, order: Message) -> None:
         """Take over the recovery's epoch: the dead are out, their successors in."""
@@ -267,7 +277,10 @@ class Worker:
         with self._lock:
             self.epoch = epoch
             self._stopped = None
-            outgoing, self.outgoing = self.outgoing, None
+            past = self.outgoing is not None and self.outgoing.epoch <= epoch
+            outgoing = self.outgoing if past else None
+            if past:
+                self.outgoing = None
         if outgoing is not None:
             outgoing.close()
 
