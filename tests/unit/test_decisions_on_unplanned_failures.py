@@ -780,3 +780,10 @@ def test_a_process_that_dies_before_it_has_its_rank_is_not_held_against_the_step
     world.give({"kind": "led", "node": "n2", "term": 2})
     world.dies("n3")
     assert len(world.state.crashes) == 1 and world.state.nodes["n3"].failures == 1 and not world.ends()
+
+
+def test_a_node_whose_agent_was_heard_to_end_is_cut_out_at_once() -> None:
+    world = started()
+    world.give({"kind": "node_lost", "node": "n3", "reason": "closed", "may_return": False})
+    late = world.decisions.due(world.clock)
+    assert [(given["kind"], given["node"]) for given in late] == [("lost_for_good", "n3")]

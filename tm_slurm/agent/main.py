@@ -248,7 +248,11 @@ class Agent:
             await asyncio.sleep(self._config.policy.heartbeat_s)
             self._ranks.look(time.monotonic())
             beats = self._ranks.take_beats()
-            self._say({"kind": "beat", "ranks": beats, "place": self._following.place})
+            message = {"kind": "beat", "ranks": beats, "place": self._following.place}
+            if beats:
+                self._say(message)
+            else:  # nothing in it that a new leader would miss
+                self._following.send(message)
 
     def _in_background(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -145,11 +145,12 @@ class Agents:
         """Tell the decisions which agents are lost by now, and which retired ones have had their time. `now`
         is when this leader was last found not to be cut off itself."""
         for node, reason in self._presence.lost(now).items():
+            may_return = self._presence.may_return(node)
             self._presence.forget(node)
             channel = self._channels.pop(node, None)
             if channel is not None:
                 channel.abort()
-            self._feed({"kind": "node_lost", "node": node, "reason": reason})
+            self._feed({"kind": "node_lost", "node": node, "reason": reason, "may_return": may_return})
         for node, retired_at in list(self._retired_at.items()):
             if now - retired_at > RETIRED_LIMIT_S:
                 del self._retired_at[node]

@@ -123,7 +123,8 @@ class Decisions(Membership):
     def _is_gone(self, node: Node, now: float) -> bool:
         """Whether a lost node is not waited for any longer."""
         since = node.lost_at if node.standing == "lost" and not node.batch_host else None
-        return self.state.plan.release and since is not None and now - since > LOST_FOR_GOOD_S
+        limit = LOST_FOR_GOOD_S if node.may_return else 0.0
+        return self.state.plan.release and since is not None and now - since >= limit
 
     def _recovery_due(self, recovery: Recovery, now: float) -> list[Input]:
         plan = self.state.plan

@@ -249,7 +249,7 @@ class Leader:
         """What the decisions need not know: heartbeats, private states, and evidence."""
         if message.get("kind") == "beat":
             self._agents.obeyed(node, message.get("place"))
-            for report in message["ranks"]:
+            for report in message["ranks"] if self._leadership.holds() else ():  # else another writes the log
                 self._record.beat(node, report)
                 for step, _, seconds, _ in report["steps"]:
                     self._watchdog.committed(int(report["rank"]), int(step), float(seconds), elapsed_s())

@@ -214,6 +214,7 @@ class Membership(Recoveries):
         if was in ("released", "lost") or not node.agent_up:
             return
         node.agent_up = False
+        node.may_return = bool(given.get("may_return", True))
         node.vault = None
         self._ban(node)
         self._note("node_lost", node=node.name, reason=given.get("reason", ""))

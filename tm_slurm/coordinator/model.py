@@ -66,6 +66,8 @@ class Node:
     drained: bool = False
     dead: bool = False
     """Its ranks have died; their seats are not taken over yet."""
+    may_return: bool = True
+    """Lost in silence: its agent may still be there. One that was heard to end will not come back."""
     lost_at: float | None = None
     """since when it is lost, while it may still come back"""
     crashed: bool = False

@@ -68,6 +68,10 @@ class Presence:
         """Whether its agent is connected and was heard within the last `within_s` seconds."""
         return node in self._heard_at and now - self._heard_at[node] <= within_s
 
+    def may_return(self, node: str) -> bool:
+        """Whether a lost node's agent may still be there: it was not heard to end."""
+        return node not in self._away_since or node in self._awaited
+
     def lost(self, now: float) -> dict[str, str]:
         """node → why it is to be given up now."""
         reasons = {}

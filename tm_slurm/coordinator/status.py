@@ -37,7 +37,7 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
         for node in state.nodes.values()
     ]
     ranks = [
-        {"rank": rank, "node": name, "slot": slot, **record.latest.get(rank, {"epoch": None, "step": None})}
+        {**record.latest.get(rank, {"epoch": None, "step": None}), "rank": rank, "node": name, "slot": slot}
         for rank, (name, slot) in sorted(state.seats.items())
     ]
     move = None

@@ -197,6 +197,7 @@ class Runtime(StandingBy):
         if self._worker is not None:
             seconds = now - self._committed_at if self._committed_at else 0.0
             self._durations.append(seconds)
+            self._worker.storing.stepped(self.step, seconds, statistics.median(self._durations))
             shown = float(loss) if loss is not None else None
             self._worker.link.committed(
                 rank=self.role.rank,

@@ -6,7 +6,9 @@ blocks for a copy to host memory; the rest is done by background threads.
 
 from __future__ import annotations
 
+import statistics
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,11 @@ from tm_slurm.state import StateError, unpack
 from tm_slurm.state.background import Background
 
 State = Mapping[str, Any]
+
+FELT_STEPS = 2
+"""Steps after a snapshot in which its cost shows: by then it has been sent."""
+
+FELT_SNAPSHOTS = 9
 
 GIVEN_UP_AFTER = 4
 """After so many times the steps between two snapshots, one that is not complete never will be: some rank's
@@ -46,6 +53,9 @@ class Storing:
         self._owner: int | None = None
         self._wanted = policy.snapshots == "always"
         self._complete = -1
+        self._taken_at: int | None = None
+        self._felt_s = 0.0
+        self._felt: deque[float] = deque(maxlen=FELT_SNAPSHOTS)
         self._outstanding: int | None = None
         self._checkpoint_outstanding = False
         self._checkpoint_asked = False
@@ -121,6 +131,17 @@ class Storing:
             asked |= CHECKPOINT
         return asked
 
+    def stepped(self, step: int, seconds: float, step_s: float) -> None:
+        """The pacer's step took `seconds`, where `step_s` is usual: what a snapshot costs, sending and
+        storing on all nodes included, shows in the steps right after it."""
+        if self._taken_at is None:
+            return
+        if step - self._taken_at <= FELT_STEPS:
+            self._felt_s += seconds - step_s
+            return
+        self._felt.append(max(0.0, self._felt_s))
+        self._taken_at, self._felt_s = None, 0.0
+
     def _snapshot_due(self, step: int, step_s: float) -> bool:
         with self._lock:
             if not self._wanted or self._vault is None:
@@ -132,7 +153,9 @@ class Storing:
             cost = memory.cost if memory is not None else None
             cpu_s = cost.send_cpu_s + cost.vault_cpu_s if cost is not None else 0.0
             pack_s = cost.pack_s if cost is not None else 0.0
-            every = choose_interval(pack_s, step_s, cpu_s=cpu_s) if step_s > 0 else 1
+            felt_s = statistics.median(self._felt) if self._felt else 0.0
+            costs = {"pack_s": max(pack_s, felt_s), "cpu_s": 0.0 if felt_s > pack_s + cpu_s else cpu_s}
+            every = choose_interval(step_s=step_s, **costs) if step_s > 0 else 1
         if outstanding is not None and step < outstanding + GIVEN_UP_AFTER * every:
             return False
         return step >= (complete // every + 1) * every
@@ -149,6 +172,7 @@ class Storing:
             self._take_checkpoint(state, step, rank, epoch)
 
     def _take_snapshot(self, state: State, step: int, rank: int, epoch: int) -> None:
+        self._taken_at, self._felt_s = step, 0.0
         with self._lock:
             vault, keeper = self._vault, self._keeper
             self._outstanding = step
