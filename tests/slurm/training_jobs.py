@@ -180,7 +180,7 @@ class TrainingJob:
         """Wait until a requeued job leads itself for the time `starts`. Slurm lets it wait for two minutes
         from when its last process has ended. It is asked not to, again and again, since that may be after the
         first time; but not so often that its start is always put off to the present."""
-        asked_at = 0.0
+        asked_at = time.monotonic()  # the first time when the old start has been cleared away
 
         def leads() -> bool:
             nonlocal asked_at
