@@ -78,10 +78,10 @@ class Facts:
             return
         if kind in OF_AN_EPOCH and "epoch" in message:
             epoch = int(message["epoch"])
+            if kind in ("survivor", "resumed"):
+                self.runs_at(epoch)
             if epoch < (self._runs_at if kind == "broken" else self._epoch):
                 return
-            if kind in ("survivor", "resumed"):
-                self._runs_at = max(self._runs_at, epoch)
             if kind != "broken":
                 self._drop_before(epoch)
         for other in ENDS.get(kind, ()):
