@@ -34,10 +34,9 @@ from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Event, EventError
 from tm_slurm.observe.record import Record
 from tm_slurm.slurm import Slurm
-from tm_slurm.state.checkpoint_directory import newest, step_of
+from tm_slurm.state.checkpoint_directory import checkpoints_of, newest, step_of
 
 log = logging.getLogger("tm_slurm.leader")
-
 
 HANDSHAKE_TIMEOUT_S = 5.0
 TICK_S = 0.1
@@ -191,7 +190,7 @@ class Leader:
                 if node.agent_up:
                     self._presence.expect(node.name, elapsed_s())
         self._feed({"kind": "led", "node": self.node, "term": self._leadership.term})
-        found = newest(self.job_dir / "checkpoints") if self._replayed == 0 else None
+        found = newest(checkpoints_of(self.job_dir)) if self._replayed == 0 else None
         if found is not None:
             self._feed({"kind": "checkpoint_found", "step": step_of(found), "path": str(found)})
         self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
@@ -375,17 +374,6 @@ class Leader:
             self._started_at = now
             self._feed({"kind": "start_expired"})
 
-    # ---- what people read ----
-
-    def status(self) -> Message:
-        """The state of the job as JSON: see tm_slurm.coordinator.status."""
-        return status_of(self.state, self._record, self.node, self._leadership.term, self._job_id)
-
-    def _write_status(self) -> None:
-        if self._leadership.holds():
-            with contextlib.suppress(OSError):
-                write_atomically(self.job_dir / "status.json", json.dumps(self.status()))
-
     def _watch_the_vote(self, now: float) -> None:
         """Whether the ranks are stuck in a step, and because of whom. Not while something else explains
         it."""
@@ -401,3 +389,14 @@ class Leader:
         elif isinstance(found, Blame):
             ranks = list(found.ranks)
             self._feed({"kind": "step_stuck", "ranks": ranks, "step": found.step, "how": found.how})
+
+    # ---- what people read ----
+
+    def status(self) -> Message:
+        """The state of the job as JSON: see tm_slurm.coordinator.status."""
+        return status_of(self.state, self._record, self.node, self._leadership.term, self._job_id)
+
+    def _write_status(self) -> None:
+        if self._leadership.holds():
+            with contextlib.suppress(OSError):
+                write_atomically(self.job_dir / "status.json", json.dumps(self.status()))

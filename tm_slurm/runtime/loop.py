@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import gc
 import os
-import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -45,7 +43,6 @@ from tm_slurm.state import (
 )
 
 Build = Callable[[Role], dict[str, Any]]
-RECENT_STEPS = 50
 
 
 class Runtime(StandingBy):
@@ -68,10 +65,10 @@ class Runtime(StandingBy):
         self._vote = Vote(self._ballot)
         self._metrics: Mapping[str, Any] = {}
         self._committed_at = 0.0
-        self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._mark: Mark | None = None
         self._discarded = False
         self._resolution: Message | None = None
+        self._tells_buffers = False
         self._exchange_due = False
         self._exchanged_at = 0.0
         self._redone = -1
@@ -134,8 +131,9 @@ class Runtime(StandingBy):
         worker = self._worker
         if worker is not None and worker.wards is not None:
             self._tell_key(worker)
+            self._tells_buffers = bool(private_buffers(self.state))
             with self.attempt():
-                if self._exchange_due or private_buffers(self.state):
+                if self._exchange_due or self._tells_buffers:
                     worker.wards.exchange(self.step, take_private(self.state))
                     self._exchange_due = False
                     self._exchanged_at = time.monotonic()
@@ -151,23 +149,18 @@ class Runtime(StandingBy):
     def _tell_buffers(self) -> None:
         """Before the vote: the running statistics as this step leaves them."""
         worker = self._worker
-        if (
-            worker is None
-            or worker.endpoint.sandbox
-            or worker.wards is None
-            or not private_buffers(self.state)
-        ):
+        if worker is None or worker.endpoint.sandbox or worker.wards is None:
             return
-        worker.wards.exchange_buffers(self.step, take_buffers(self.state))
+        if self._tells_buffers:
+            worker.wards.exchange_buffers(self.step, take_buffers(self.state))
 
     def _flags(self) -> int:
         """What this rank, if it is the pacer, asks all ranks for in the vote."""
         worker = self._worker
         if worker is None or worker.endpoint.sandbox or self.role.rank != 0:
             return 0
-        step_s = statistics.median(self._durations) if self._durations else 0.0
         private = time.monotonic() - self._exchanged_at >= PRIVATE_INTERVAL_S
-        return worker.storing.flags(self.step + 1, step_s) | (PRIVATE if private else 0)
+        return worker.storing.flags(self.step + 1) | (PRIVATE if private else 0)
 
     def _has_nonfinite(self) -> bool:
         worker = self._worker
@@ -196,8 +189,7 @@ class Runtime(StandingBy):
         self.step += 1
         if self._worker is not None:
             seconds = now - self._committed_at if self._committed_at else 0.0
-            self._durations.append(seconds)
-            self._worker.storing.stepped(self.step, seconds, statistics.median(self._durations))
+            self._worker.storing.stepped(self.step, seconds)
             shown = float(loss) if loss is not None else None
             self._worker.link.committed(
                 rank=self.role.rank,

@@ -17,12 +17,16 @@ from tm_slurm.config.model import PolicyConfig
 from tm_slurm.runtime import checkpoint
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.limits import FETCH_TIMEOUT_S
-from tm_slurm.runtime.peer_memory import PeerMemory, choose_interval
+from tm_slurm.runtime.peer_memory import Cost, PeerMemory, choose_interval
 from tm_slurm.runtime.vote import CHECKPOINT, COMPLETE_SHIFT, SNAPSHOT
 from tm_slurm.state import StateError, unpack
 from tm_slurm.state.background import Background
+from tm_slurm.state.checkpoint_directory import checkpoints_of
 
 State = Mapping[str, Any]
+
+RECENT_STEPS = 50
+"""Steps whose median is the usual step time."""
 
 FELT_STEPS = 2
 """Steps after a snapshot in which its cost shows: by then it has been sent."""
@@ -32,11 +36,6 @@ FELT_SNAPSHOTS = 9
 GIVEN_UP_AFTER = 4
 """After so many times the steps between two snapshots, one that is not complete never will be: some rank's
 part has failed."""
-
-
-def checkpoints_of(job_dir: Path) -> Path:
-    """Where a job's checkpoints are."""
-    return job_dir / "checkpoints"
 
 
 class Storing:
@@ -55,6 +54,7 @@ class Storing:
         self._complete = -1
         self._taken_at: int | None = None
         self._felt_s = 0.0
+        self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._felt: deque[float] = deque(maxlen=FELT_SNAPSHOTS)
         self._outstanding: int | None = None
         self._checkpoint_outstanding = False
@@ -120,10 +120,10 @@ class Storing:
 
     # ---- the pacer ----
 
-    def flags(self, step: int, step_s: float) -> int:
-        """What rank 0 asks for at the boundary after `step` steps; `step_s`: what a step takes."""
+    def flags(self, step: int) -> int:
+        """What rank 0 asks for at the boundary after `step` steps."""
         asked = 0
-        if self._snapshot_due(step, step_s):
+        if self._snapshot_due(step):
             asked |= SNAPSHOT | (self._complete + 1) << COMPLETE_SHIFT
         every = self._policy.checkpoint_every_steps
         due = self._checkpoint_asked or (every is not None and step % every == 0)
@@ -131,34 +131,41 @@ class Storing:
             asked |= CHECKPOINT
         return asked
 
-    def stepped(self, step: int, seconds: float, step_s: float) -> None:
-        """The pacer's step took `seconds`, where `step_s` is usual: what a snapshot costs, sending and
-        storing on all nodes included, shows in the steps right after it."""
+    def stepped(self, step: int, seconds: float) -> None:
+        """The step took `seconds`. What a snapshot costs, sending and storing on all nodes included, shows in
+        the steps right after it."""
+        self._durations.append(seconds)
         if self._taken_at is None:
             return
         if step - self._taken_at <= FELT_STEPS:
-            self._felt_s += seconds - step_s
+            self._felt_s += seconds - statistics.median(self._durations)
             return
         self._felt.append(max(0.0, self._felt_s))
         self._taken_at, self._felt_s = None, 0.0
 
-    def _snapshot_due(self, step: int, step_s: float) -> bool:
+    def _snapshot_due(self, step: int) -> bool:
         with self._lock:
             if not self._wanted or self._vault is None:
                 return False
             complete, outstanding = self._complete, self._outstanding
-        memory = self._memory
         every = self._policy.snapshot_every_steps
         if every is None:
-            cost = memory.cost if memory is not None else None
-            cpu_s = cost.send_cpu_s + cost.vault_cpu_s if cost is not None else 0.0
-            pack_s = cost.pack_s if cost is not None else 0.0
-            felt_s = statistics.median(self._felt) if self._felt else 0.0
-            costs = {"pack_s": max(pack_s, felt_s), "cpu_s": 0.0 if felt_s > pack_s + cpu_s else cpu_s}
-            every = choose_interval(step_s=step_s, **costs) if step_s > 0 else 1
+            every = self._chosen_interval()
         if outstanding is not None and step < outstanding + GIVEN_UP_AFTER * every:
             return False
         return step >= (complete // every + 1) * every
+
+    def _chosen_interval(self) -> int:
+        """By what snapshots have cost so far: as measured by who takes and sends them, and as felt."""
+        step_s = statistics.median(self._durations) if self._durations else 0.0
+        if step_s <= 0:
+            return 1
+        cost = self._memory.cost if self._memory is not None else Cost()
+        cpu_s = cost.send_cpu_s + cost.vault_cpu_s
+        felt_s = statistics.median(self._felt) if self._felt else 0.0
+        if felt_s > cost.pack_s + cpu_s:
+            return choose_interval(felt_s, step_s)
+        return choose_interval(max(cost.pack_s, felt_s), step_s, cpu_s=cpu_s)
 
     # ---- at a boundary ----
 
@@ -178,12 +185,16 @@ class Storing:
             self._outstanding = step
         if vault is None:
             return
+        memory = self._peer_memory()
+        memory.abandon()  # whatever is not complete by now will never be
+        self._told[step] = (rank, epoch, keeper)
+        if not memory.begin(state, step, rank=rank, epoch=epoch, vault=vault):
+            self._failed(step, f"rank {rank} takes no snapshot of step {step}: the one before is on its way")
+
+    def _peer_memory(self) -> PeerMemory:
         if self._memory is None:
             self._memory = PeerMemory(self._secret, stored=self._stored, failed=self._failed)
-        self._memory.abandon()  # whatever is not complete by now will never be
-        self._told[step] = (rank, epoch, keeper)
-        if not self._memory.begin(state, step, rank=rank, epoch=epoch, vault=vault):
-            self._failed(step, f"rank {rank} takes no snapshot of step {step}: the one before is on its way")
+        return self._memory
 
     def _stored(self, step: int) -> None:
         rank, epoch, keeper = self._told.pop(step)
@@ -249,10 +260,10 @@ class Storing:
                 raise StateError(f"the snapshot of rank {rank} at step {step} is nowhere")
             host, port = back_to["vault"]
             limit = self._policy.snapshot_memory << 20
-            if self._memory is None:
-                self._memory = PeerMemory(self._secret, stored=self._stored, failed=self._failed)
             address = (str(host), int(port))
-            stored = self._memory.fetch(address, rank, step, timeout_s=FETCH_TIMEOUT_S, max_bytes=limit)
+            stored = self._peer_memory().fetch(
+                address, rank, step, timeout_s=FETCH_TIMEOUT_S, max_bytes=limit
+            )
         with self._lock:
             self._complete = max(self._complete, step)
         return unpack(state, stored)

@@ -27,6 +27,11 @@ _HIDDEN = re.compile(r"\.(removing|damaged)-.+")
 _READ_BYTES = 4 << 20
 
 
+def checkpoints_of(job_dir: Path) -> Path:
+    """Where a job's checkpoints are."""
+    return job_dir / "checkpoints"
+
+
 def publish(directory: Path, step: int, world_size: int, *, epoch: int) -> Path:
     """Makes the checkpoint of `step` that all ranks have written in `epoch` visible; answers its path.
 
