@@ -277,7 +277,7 @@ class RankProcess:
         epoch, rank = self.order["epoch"], self.order["rank"]
         sent = self.job.transfers.get((epoch, rank))
         found = ("go",) if sent is not None and sent.reaches(self) else ()
-        source = self.job.process_of((self.order.get("sources") or [self.order["source"]])[0][1])
+        source = self.job.process_of(self.order["sources"][0][1])
         gone = source is None or not source.alive or not self.job.connected(self.node, source.node)
         return (*found, "fail") if gone or self._is_cancelled(epoch) else found
 

@@ -57,10 +57,8 @@ STOP_KINDS = frozenset({"time_limit", "preempt"})
 LEAVE_KINDS = frozenset({"drain", "fail", "down", "maintenance", "reboot", "unhealthy", "straggler"})
 """Events after which a node is left and given back to the administrator."""
 
-
 LOST_FOR_GOOD_S = 20.0
 """So long a lost node may come back into the job: less than any machine needs to start again."""
-
 
 STOP_LIMIT_S = 600.0
 """A rank that is interrupted stops at its next collective: until then it may work on alone for long (an

@@ -168,7 +168,7 @@ class Moves(Storing):
                 "rank": rank,
                 "peers": peers,
                 "dial": sorted(p for p in move.linked[rank] if p not in moving or p < rank),
-                "source": move.sources[rank],
+                "sources": [move.sources[rank]],
             }
             self._tell(pair.joiner, process.slot, message)
 

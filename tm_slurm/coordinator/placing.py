@@ -9,7 +9,6 @@ fail        the job ends
 
 from __future__ import annotations
 
-from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.model import Node, Recovery
 from tm_slurm.coordinator.moves import Moves
 
@@ -33,9 +32,11 @@ class Placing(Moves):
             if choice == "double-up":
                 self._double_up(recovery)
             elif choice in ("requeue", "fail"):
-                return self._gives_up(recovery, choice)
+                self._give_up(recovery, choice)
+                return False
         if self._unplaced(recovery):
-            return self._gives_up(recovery, "fail")
+            self._give_up(recovery, "fail")
+            return False
         self._prepare_successors(recovery)
         return True
 
@@ -121,14 +122,11 @@ class Placing(Moves):
             self._note("waiting", node=nodes, why=f"no standby is left; waiting {limit:g} s for one")
         return self.now - recovery.waiting_since < self.state.plan.refill_wait_s
 
-    def _gives_up(self, recovery: Recovery, choice: str) -> bool:
-        """False: the job ends, unless a node is on its way back to the pool."""
-        coming = [n for n in self.state.nodes.values() if n.standing == "leaving" and n.notice is None]
-        if not any(n.well() for n in coming) or not self._waits(recovery):
-            self._give_up(recovery, choice)
-        return False
-
     def _give_up(self, recovery: Recovery, choice: str) -> None:
+        """The job ends, unless a node is on its way back to the pool."""
+        coming = [n for n in self.state.nodes.values() if n.standing == "leaving" and n.notice is None]
+        if any(n.well() for n in coming) and self._waits(recovery):
+            return
         nodes = ", ".join(sorted({node for node, _ in self._unplaced(recovery)}))
         verdict = "requeue" if choice == "requeue" or self.state.stopping else "failed"
         self._end(verdict, 1, f"no standby is left for {nodes}: {recovery.how}")
@@ -138,14 +136,5 @@ class Placing(Moves):
         stopping."""
         for rank, place in recovery.places.items():
             process = self.state.process_at(place)
-            if process is not None and process.wanted_warm != rank and recovery.source != "anew":
+            if process is not None and process.wanted_warm != rank:
                 self._want_warm(self.state.nodes[place[0]], place[1], rank)
-
-    def _on_refill_expired(self, given: Input) -> None:
-        """Time is over for the policy `wait`; the next one has its turn."""
-        if self.state.recovery is not None:
-            self._advance_recovery()
-
-    def _advance_recovery(self) -> None:
-        """Go on with the recovery in flight, if what it waits for is there."""
-        raise NotImplementedError

@@ -25,9 +25,6 @@ ACCUSED_GRACE_S = 0.3
 RESTARTS_LIMIT = 12
 """A recovery that has begun again so often, with no more lost than before, is given up."""
 
-REDONE_LIMIT = 5
-"""How often a step is done again for failures in which no rank was lost."""
-
 
 class Recoveries(Resolving):
     """The part of the decisions that is about ranks that died."""
@@ -59,17 +56,10 @@ class Recoveries(Resolving):
             node.processes.clear()
             self._tell(node.name, None, {"kind": "kill"})
 
-    def _bury(self, dead: Node) -> None:
-        """The ranks of a dead node are elsewhere now: what becomes of the node itself."""
-        dead.dead = dead.crashed = False
-        dead.failures += 1
-        if self.state.ranks_on(dead.name):
-            return  # they were started again where they were
-        if dead.agent_up:
-            dead.standing = "leaving"
-            self._emptied(dead)
-        else:
-            self._lost(dead)
+    def _replace_processes(self, node: Node) -> None:
+        """Those that are there are nobody any more; fresh ones are started."""
+        self._ban(node)
+        self._tell(node.name, None, {"kind": "spawn"})
 
     def _recover(self, how: str) -> None:
         """Begin, or begin again, with a new epoch."""
@@ -160,10 +150,8 @@ class Recoveries(Resolving):
         late = sorted(set(move.ranks()) - set(move.resumed))
         slow = sorted({move.ranks()[rank].joiner for rank in late})
         for name in slow:
-            joiner = self.state.nodes[name]
-            joiner.failures += 1
-            self._ban(joiner)
-            self._tell(name, None, {"kind": "spawn"})
+            self.state.nodes[name].failures += 1
+            self._replace_processes(self.state.nodes[name])
         self._recover(f"ranks {late} did not resume on {', '.join(slow)} at epoch {move.epoch}")
 
     def _on_resumed(self, given: Input) -> None:
@@ -282,8 +270,7 @@ class Recoveries(Resolving):
         kept = {r for r in ranks if state.seats[r] in recovery.statements}
         if taken != set(ranks) and kept == set(ranks):
             if taken:  # those that have gone ahead are not needed
-                self._ban(state.nodes[joiner])
-                self._tell(joiner, None, {"kind": "spawn"})
+                self._replace_processes(state.nodes[joiner])
             return
         for rank in taken:
             leaver = state.nodes[state.seats[rank][0]]
@@ -319,48 +306,11 @@ class Recoveries(Resolving):
             for place in [place for place in recovery.statements if place[0] == leaver.name]:
                 del recovery.statements[place]
 
-    def _follows_the_step(self, recovery: Recovery, target: int) -> bool:
-        """The same step has killed ranks twice: a bug, bad data, out of memory. That must not eat the
-        standbys."""
-        if self._fails_without_a_loss(recovery, target):
-            return True
-        crashed = [node.name for node in self.state.nodes.values() if node.crashed]
-        if not crashed:
-            return False
-        for name in crashed:
-            self.state.nodes[name].crashed = False  # counted once, however often the recovery begins again
-        count = self.state.failures_at.get(target, 0) + 1
-        self.state.failures_at = {target: count}
-        if count == 1:
-            self.state.crashes = [crash for crash in self.state.crashes if crash["node"] in crashed]
-        if count < self.state.plan.failures_per_step:
-            return False
-        self._end("failed", 1, f"ranks died {count} times at step {target}; {self._first_crash()}")
-        return True
-
-    def _fails_without_a_loss(self, recovery: Recovery, target: int) -> bool:
-        """Collectives that fail in the same step again and again although nobody is lost will go on to."""
-        if recovery.lost:
-            return False
-        redone = self.state.redone.get(target, 0) + 1
-        self.state.redone = {target: redone}
-        if redone <= REDONE_LIMIT:
-            return False
-        self._end(
-            "failed", 1, f"step {target} failed {redone} times although no rank was lost: {recovery.how}"
-        )
-        return True
-
-    def _first_crash(self) -> str:
-        """The rank that failed first, and the last line that it wrote."""
-        first = self.state.crashes[0]
-        words = [line for line in first["last_words"].splitlines() if line.strip()]
-        last = f": {words[-1].strip()[:300]}" if words else ""
-        ranks = ", ".join(map(str, first["ranks"]))
-        step = f" in step {first['step']}" if first.get("step") is not None else ""
-        return f"first rank {ranks} on {first['node']}{step} ({first['how']}){last}"
-
     # ---- what takes too long ----
+
+    def _on_refill_expired(self, given: Input) -> None:
+        """Time is over for the policy `wait`; the next one has its turn."""
+        self._advance_recovery()
 
     def _on_recovery_expired(self, given: Input) -> None:
         """Whoever has not stopped, or not resumed, in time is held for dead."""
@@ -378,12 +328,12 @@ class Recoveries(Resolving):
         self._note("late", nodes=names, how=how)
         for name in names:
             node = self.state.nodes[name]
-            self._ban(node)
             if self.state.ranks_on(name):
+                self._ban(node)
                 node.dead = True
             else:
                 node.failures += 1
-                self._tell(name, None, {"kind": "spawn"})
+                self._replace_processes(node)
         self._recover(how)
 
     def _repeat_recovery(self, node: Node) -> None:

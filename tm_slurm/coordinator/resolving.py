@@ -26,6 +26,9 @@ STRIPED_FROM_BYTES = 64 << 20
 
 STRIPED_OVER = 4
 
+REDONE_LIMIT = 5
+"""How often a step is done again for failures in which no rank was lost."""
+
 
 class Resolving(Placing):
     """The part of the decisions from "all have stopped" to "all go on"."""
@@ -261,22 +264,66 @@ class Resolving(Placing):
             {"leaver": leaver, "joiner": joiner, "ranks": ranks} for (leaver, joiner), ranks in pairs.items()
         ]
 
+    # ---- whose fault it was, and what becomes of them ----
+
+    def _follows_the_step(self, recovery: Recovery, target: int) -> bool:
+        """The same step has killed ranks twice: a bug, bad data, out of memory. That must not eat the
+        standbys."""
+        if self._fails_without_a_loss(recovery, target):
+            return True
+        crashed = [node.name for node in self.state.nodes.values() if node.crashed]
+        if not crashed:
+            return False
+        for name in crashed:
+            self.state.nodes[name].crashed = False  # counted once, however often the recovery begins again
+        count = self.state.failures_at.get(target, 0) + 1
+        self.state.failures_at = {target: count}
+        if count == 1:
+            self.state.crashes = [crash for crash in self.state.crashes if crash["node"] in crashed]
+        if count < self.state.plan.failures_per_step:
+            return False
+        self._end("failed", 1, f"ranks died {count} times at step {target}; {self._first_crash()}")
+        return True
+
+    def _fails_without_a_loss(self, recovery: Recovery, target: int) -> bool:
+        """Collectives that fail in the same step again and again although nobody is lost will go on to."""
+        if recovery.lost:
+            return False
+        redone = self.state.redone.get(target, 0) + 1
+        self.state.redone = {target: redone}
+        if redone <= REDONE_LIMIT:
+            return False
+        self._end(
+            "failed", 1, f"step {target} failed {redone} times although no rank was lost: {recovery.how}"
+        )
+        return True
+
+    def _first_crash(self) -> str:
+        """The rank that failed first, and the last line that it wrote."""
+        first = self.state.crashes[0]
+        words = [line for line in first["last_words"].splitlines() if line.strip()]
+        last = f": {words[-1].strip()[:300]}" if words else ""
+        ranks = ", ".join(map(str, first["ranks"]))
+        step = f" in step {first['step']}" if first.get("step") is not None else ""
+        return f"first rank {ranks} on {first['node']}{step} ({first['how']}){last}"
+
+    def _bury(self, dead: Node) -> None:
+        """The ranks of a dead node are elsewhere now: what becomes of the node itself."""
+        dead.dead = dead.crashed = False
+        dead.failures += 1
+        if self.state.ranks_on(dead.name):
+            return  # they were started again where they were
+        if dead.agent_up:
+            dead.standing = "leaving"
+            self._emptied(dead)
+        else:
+            self._lost(dead)
+
     # ---- what the other parts do ----
 
     def _recovery_of(self, given: Input) -> Recovery | None:
         recovery = self.state.recovery
         return recovery if recovery is not None and recovery.epoch == given["epoch"] else None
-
-    def _follows_the_step(self, recovery: Recovery, target: int) -> bool:
-        """Whether it is the step itself that kills ranks; the job has ended then."""
-        raise NotImplementedError
-
-    def _first_crash(self) -> str:
-        """The rank process that ended by itself first, where, and the last line that it wrote."""
-        raise NotImplementedError
-
-    def _bury(self, dead: Any) -> None:
-        raise NotImplementedError
 
     def _finish_if_done(self) -> None:
         raise NotImplementedError

@@ -162,7 +162,7 @@ class StandingBy(Surviving):
 
     def _connect(self, worker: Worker, order: Message) -> Incoming:
         incoming = Incoming(
-            sources=[(str(h), int(p)) for h, p in order.get("sources") or [order["source"]]],
+            sources=[(str(h), int(p)) for h, p in order["sources"]],
             secret=worker.secret,
             rank=int(order["rank"]),
             epoch=int(order["epoch"]),
