@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from training_jobs import TrainingJob, until
+from training_jobs import TrainingJob, gates_of_a_move, until
 
 from tm_slurm.localcluster import LocalCluster
 
@@ -24,7 +24,7 @@ def drained(cluster: LocalCluster, node: str) -> None:
 def test_a_drained_node_is_left_and_given_back(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, ranks_per_node: int
 ) -> None:
-    job = TrainingJob.submit(cluster, tmp_path, ranks_per_node=ranks_per_node, gates=[20, 21, 40])
+    job = TrainingJob.submit(cluster, tmp_path, ranks_per_node=ranks_per_node, gates=[*gates_of_a_move(20), 40])
     job.warm(2)
     node = job.active_nodes()[1]
     called_at = time.time()
@@ -62,7 +62,7 @@ def test_a_drained_standby_is_given_back_and_training_does_not_stop(
 def test_two_nodes_drained_at_once_move_in_one_epoch(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
 ) -> None:
-    job = TrainingJob.submit(cluster, tmp_path, gates=[20, 21, 40])
+    job = TrainingJob.submit(cluster, tmp_path, gates=[*gates_of_a_move(20), 40])
     job.warm(2)
     nodes = job.active_nodes()
     cluster.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", "reason=rack"])
@@ -82,16 +82,16 @@ def test_two_nodes_drained_at_once_move_in_one_epoch(
 def test_resume_before_the_switch_cancels_the_move(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
 ) -> None:
-    job = TrainingJob.submit(cluster, tmp_path, gates=[20, 21])
+    job = TrainingJob.submit(cluster, tmp_path, gates=gates_of_a_move(20))
     job.warm(2)
     node = job.active_nodes()[0]
     cluster.drain(node)
     job.note("event_drain", node=node)
-    job.open_gate(20)  # one boundary, at which the leaver can say what it has; the switch needs another
-    job.note("prepared")
+    job.let_prepare(20)
     cluster.resume(node)
     job.note("cancelled")
-    job.open_gate(21)
+    for step in gates_of_a_move(20):
+        job.open_gate(step)
     assert job.finish() == undisturbed()
     assert not job.files.notes("moved") and node in job.info().nodes
 
@@ -99,7 +99,7 @@ def test_resume_before_the_switch_cancels_the_move(
 def test_more_drains_than_standbys_go_on_and_say_so(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
 ) -> None:
-    job = TrainingJob.submit(cluster, tmp_path, standbys=1, gates=[20, 21, 40])
+    job = TrainingJob.submit(cluster, tmp_path, standbys=1, gates=[*gates_of_a_move(20), 40])
     job.warm(1)
     first, second = job.active_nodes()
     cluster.drain(first)
@@ -118,7 +118,7 @@ def test_more_drains_than_standbys_go_on_and_say_so(
 def test_a_drained_batch_host_is_left_but_kept_and_says_why(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
 ) -> None:
-    job = TrainingJob.submit(cluster, tmp_path, standbys=1, gates=[20, 21, 30, 31, 40])
+    job = TrainingJob.submit(cluster, tmp_path, standbys=1, gates=[*gates_of_a_move(20), *gates_of_a_move(30), 40])
     job.warm(1)
     batch_host = str(job.info().batch_host)
     first = job.active_nodes()[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import TrainingJob, config_text, until
+from training_jobs import TrainingJob, config_text, gates_of_a_move, until
 
 from tm_slurm.cli.jobs import ask_leader
 from tm_slurm.localcluster import LocalCluster
@@ -176,7 +176,7 @@ def test_a_node_whose_slurmd_has_died_is_left_by_a_planned_move(
 ) -> None:
     """Its tasks go on. Slurm calls the node DOWN after SlurmdTimeout and cuts it out of the job; the ranks
     leave it before anybody ends them."""
-    job = submit(cluster, tmp_path, gates=[GATE, GATE + 1])
+    job = submit(cluster, tmp_path, gates=gates_of_a_move(GATE))
     node = job.active_nodes()[1]
     job.at_step(GATE - 1)
     cluster.kill_slurmd(node)

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from training_jobs import TrainingJob, until
+from training_jobs import TrainingJob, gates_of_a_move, until
 
 from tm_slurm.localcluster import LocalCluster
 
 pytestmark = pytest.mark.slurm
 
+STEPS = 120
+
 
 def test_twenty_moves_end_bit_identical(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Callable[..., list[str]]
 ) -> None:
-    gates = [10 + 2 * number for number in range(20)]  # and one after each
-    job = TrainingJob.submit(cluster, tmp_path, gates=[g + after for g in gates for after in (0, 1)])
+    gates = [10 + 5 * number for number in range(20)]
+    gated = [step for gate in gates for step in gates_of_a_move(gate)]
+    job = TrainingJob.submit(cluster, tmp_path, gates=gated, steps=STEPS)
     job.warm(2)
     for number, gate in enumerate(gates):
         job.at_step(gate - 1)
@@ -30,7 +33,7 @@ def test_twenty_moves_end_bit_identical(
         assert asked.returncode == 0, asked.stderr
         job.pass_gates(gate, moves=number + 1)
         until(f"move {number + 1}", lambda: len(job.files.notes("moved")) > number)  # noqa: B023
-    assert job.finish() == undisturbed()
+    assert job.finish() == undisturbed(steps=STEPS)
     assert len(job.files.notes("moved")) == 20
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from training_jobs import TrainingJob, config_text, until
+from training_jobs import TrainingJob, config_text, gates_of_a_move, until
 
 from tm_slurm.cli.jobs import ask_leader
 from tm_slurm.localcluster import LocalCluster
@@ -62,7 +62,7 @@ def test_the_sbatch_template_gives_the_same_run(
 def test_a_plain_cluster_runs_the_job_too(
     plain_cluster: LocalCluster, tmp_path: Path, undisturbed: Callable[..., list[str]]
 ) -> None:
-    job = TrainingJob.submit(plain_cluster, tmp_path, gates=[20, 21, 40])
+    job = TrainingJob.submit(plain_cluster, tmp_path, gates=[*gates_of_a_move(20), 40])
     job.warm(2)
     node = job.active_nodes()[0]
     plain_cluster.drain(node)

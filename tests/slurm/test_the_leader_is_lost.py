@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import TrainingJob
+from training_jobs import TrainingJob, gates_of_a_move
 
 from tm_slurm.coordinator.election import LeaderFile
 from tm_slurm.localcluster import LocalCluster
@@ -114,7 +114,7 @@ def test_the_batch_host_is_powered_off(
 
 def lead_with_a_rank(job: TrainingJob) -> LeaderFile:
     """Have the leader's node, the batch host, take over a rank: the other standby is drained first, so that
-    it is the only one left. Expects gates at 20, 21 and 22."""
+    it is the only one left. Expects the gates of a move at 20, and one at 25."""
     batch_host = leader(job).node
     others = [n["node"] for n in (job.files.status() or {})["nodes"] if n["standing"] == "standby"]
     (other,) = [node for node in others if node != batch_host]
@@ -127,7 +127,7 @@ def lead_with_a_rank(job: TrainingJob) -> LeaderFile:
     left = job.active_nodes()[1]
     job.until("the node left is warm again", lambda: is_warm(job, left))
     assert job.standing(batch_host) == "active"
-    job.open_gate(22)
+    job.open_gate(25)
     return leader(job)
 
 
@@ -138,7 +138,7 @@ def is_warm(job: TrainingJob, node: str) -> bool:
 
 @pytest.mark.parametrize("how", ["powered off", "unplugged", "frozen"])
 def test_its_node_has_a_rank(cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, how: str) -> None:
-    job = submit(cluster, tmp_path, gates=[20, 21, 22], **PACE)
+    job = submit(cluster, tmp_path, gates=[*gates_of_a_move(20), 25], **PACE)
     first = lead_with_a_rank(job)
     job.at_step(60)
     rank = job.rank_pid(first.node)
@@ -199,21 +199,21 @@ def test_its_node_is_unplugged(cluster: LocalCluster, tmp_path: Path, undisturbe
 
 @pytest.mark.parametrize("phase", ["preparing", "armed"])
 def test_a_move_is_under_way(cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, phase: str) -> None:
-    job = submit(cluster, tmp_path, gates=[20, 21])
+    job = submit(cluster, tmp_path, gates=[*gates_of_a_move(20), 40])
     first = leader(job)
     left = job.active_nodes()[0]
     cluster.drain(left)
     job.note("prepare")
     if phase == "armed":
-        job.open_gate(20)
-        job.note("prepared")
+        job.let_prepare(20)
     os.kill(job.agent_pid(first.node), signal.SIGKILL)
     next_leader(job, first)
     job.pass_gates(20)
     moved = job.note("moved")
     assert moved["pairs"][0]["leaver"] == left != first.node and moved["epoch"] == 1
-    assert job.finish() == undisturbed()
     job.note("released", node=left)
+    job.open_gate(40)
+    assert job.finish() == undisturbed()
     no_step_is_missing(job, 60)
 
 

@@ -25,6 +25,9 @@ AFTERWORD_S = 3.0
 """What is awaited of a job may still come so long after it has failed."""
 
 ASK_AGAIN_S = 5.0
+ORDER_S = 3.0
+"""An order and what it answers take no longer, unless the machine is starved."""
+
 SHOWN = {"JobState", "Reason", "Restarts", "StartTime", "EligibleTime", "NodeList", "BatchHost", "ExitCode"}
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 TM_SLURM = str(Path(sys.executable).with_name("tm-slurm"))
@@ -66,6 +69,12 @@ OPTIONS: dict[str, Any] = {
     "sharded": False,
 }
 """What the tiny training understands, and its defaults."""
+
+
+def gates_of_a_move(first: int) -> list[int]:
+    """The steps with a gate that `TrainingJob.pass_gates` passes. One boundary is enough for preparing a move
+    unless the order for it is late; then it is the next one."""
+    return list(range(first, first + 5))
 
 
 class TrainingJob:
