@@ -24,7 +24,9 @@ def drained(cluster: LocalCluster, node: str) -> None:
 def test_a_drained_node_is_left_and_given_back(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, ranks_per_node: int
 ) -> None:
-    job = TrainingJob.submit(cluster, tmp_path, ranks_per_node=ranks_per_node, gates=[*gates_of_a_move(20), 40])
+    job = TrainingJob.submit(
+        cluster, tmp_path, ranks_per_node=ranks_per_node, gates=[*gates_of_a_move(20), 40]
+    )
     job.warm(2)
     node = job.active_nodes()[1]
     called_at = time.time()
@@ -118,7 +120,9 @@ def test_more_drains_than_standbys_go_on_and_say_so(
 def test_a_drained_batch_host_is_left_but_kept_and_says_why(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
 ) -> None:
-    job = TrainingJob.submit(cluster, tmp_path, standbys=1, gates=[*gates_of_a_move(20), *gates_of_a_move(30), 40])
+    job = TrainingJob.submit(
+        cluster, tmp_path, standbys=1, gates=[*gates_of_a_move(20), *gates_of_a_move(30), 40]
+    )
     job.warm(1)
     batch_host = str(job.info().batch_host)
     first = job.active_nodes()[0]

@@ -146,13 +146,25 @@ class TrainingJob:
     def open_gate(self, step: int) -> None:
         (self.files.job_dir / f"gate-{step}").touch()
 
-    def pass_gates(self, first: int, moves: int = 1) -> None:
-        """With gates at steps `first` and `first` + 1: let a move that was noticed be prepared between them.
+    def let_prepare(self, first: int, moves: int = 1) -> None:
+        """With gates at `gates_of_a_move(first)`: let a move that was noticed be prepared, at one of the
+        boundaries between them; the switch needs another one."""
 
-        At the first boundary the leaver can say what it has to move; at the second the switch happens."""
-        self.open_gate(first)
-        self.until("the move is prepared", lambda: len(self.files.notes("prepared")) >= moves)
-        self.open_gate(first + 1)
+        def prepared() -> bool:
+            return len(self.files.notes("prepared")) >= moves
+
+        for step in gates_of_a_move(first)[:-1]:
+            self.open_gate(step)
+            with contextlib.suppress(AssertionError):  # the order for it came after that boundary
+                until("the move is prepared", prepared, ORDER_S)
+                return
+        self.until("the move is prepared", prepared)
+
+    def pass_gates(self, first: int, moves: int = 1) -> None:
+        """With gates at `gates_of_a_move(first)`: let a move that was noticed be prepared, and done."""
+        self.let_prepare(first, moves)
+        for step in gates_of_a_move(first):
+            self.open_gate(step)
 
     def warm(self, count: int) -> None:
         """Wait until so many standbys are warm."""
