@@ -298,6 +298,7 @@ class SimulatedJob:
         elif kind == "exit":
             self._agent_dies(agent)
         elif kind == "keep":
+            agent.vault_epoch = max(agent.vault_epoch, message["epoch"])
             agent.kept = message["step"], agent.vault_epoch
 
     # ---- the leader's shell ----

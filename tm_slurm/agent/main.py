@@ -200,6 +200,7 @@ class Agent:
         if kind == "spawn":
             await self._ranks.start_missing(order.get("slots"))
         elif kind == "keep":
+            self._vault.saw_epoch(int(order["epoch"]))
             self._vault.keep(int(order["step"]))
         elif kind == "kill":
             await self._ranks.end_all(grace_s=0.0)

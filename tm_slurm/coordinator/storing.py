@@ -99,7 +99,7 @@ class Storing(Leaving):
             for rank in state.seats:
                 self._tell_rank(rank, {"kind": "snapshot_complete", "step": done.step})
             for name in sorted(set(done.where.values())):
-                self._tell(name, None, {"kind": "keep", "step": done.step})
+                self._tell(name, None, {"kind": "keep", "step": done.step, "epoch": done.epoch})
 
     def _on_checkpoint_written(self, given: Input) -> None:
         state = self.state
