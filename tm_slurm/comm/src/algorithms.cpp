@@ -143,14 +143,92 @@ Task doubling_all_reduce(Operation& op, char* data, size_t count, Reduction redu
   }
 }
 
+// Everybody's values to everybody by recursive doubling, reduced in rank order by each.
+Task gathering_all_reduce(Operation& op, char* data, size_t count, Reduction reduction) {
+  int n = op.group.size(), rank = op.group.rank;
+  size_t bytes = count * reduction.element_bytes;
+  int power = 1;
+  while (power * 2 <= n) power *= 2;
+  int extra = n - power;
+  auto first = [=](int place) { return place < extra ? 2 * place : place + extra; };  // rank that a place begins with
+  bool folded = rank < 2 * extra;
+  if (folded && rank % 2 == 0) {
+    {
+      Send send(op, at(op, rank + 1), key(op, 0), data, bytes);
+      co_await send;
+    }
+    Recv recv(op, at(op, rank + 1), key(op, 63), data, bytes);
+    co_await recv;
+    co_return;
+  }
+  std::vector<char> all(bytes * static_cast<size_t>(n));
+  auto of = [&](int whose) { return all.data() + static_cast<size_t>(whose) * bytes; };
+  std::memcpy(of(rank), data, bytes);
+  if (folded) {
+    Recv recv(op, at(op, rank - 1), key(op, 0), of(rank - 1), bytes);
+    co_await recv;
+  }
+  int place = folded ? rank / 2 : rank - extra;
+  uint32_t step = 1;
+  for (int distance = 1; distance < power; distance *= 2, step++) {
+    int partner = place ^ distance;
+    Peer& peer = at(op, partner < extra ? partner * 2 + 1 : partner + extra);
+    int mine = place & ~(distance - 1), theirs = partner & ~(distance - 1);
+    auto size = [&](int from) { return static_cast<size_t>(first(from + distance) - first(from)) * bytes; };
+    Recv recv(op, peer, key(op, step), of(first(theirs)), size(theirs));
+    Send send(op, peer, key(op, step), of(first(mine)), size(mine));
+    co_await recv;
+    co_await send;
+  }
+  std::memcpy(data, of(0), bytes);
+  for (int whose = 1; whose < n; whose++) reduction.apply(data, data, of(whose), count);
+  if (folded) {
+    Send send(op, at(op, rank - 1), key(op, 63), data, bytes);
+    co_await send;
+  }
+}
+
+// A chain from rank 0 to the last, which has the result and sends it on around the ring, both while they arrive. A byte
+// of the result comes only after this rank's own has gone, so that it may lie in the same place.
+Task chain_all_reduce(Operation& op, char* data, size_t bytes, Reduction reduction) {
+  int n = op.group.size(), rank = op.group.rank;
+  Peer& next = at(op, modulo(rank + 1, n));
+  Peer& previous = at(op, modulo(rank - 1, n));
+  std::unique_ptr<Recv> partial, result;
+  std::unique_ptr<Send> partial_on, result_on;
+  if (rank > 0) partial = std::make_unique<Recv>(op, previous, key(op, 0), data, bytes, reduction, data);
+  if (rank == n - 1) {
+    result_on = std::make_unique<Send>(op, next, key(op, 1), data, bytes, partial->moved);
+    partial->feed(*result_on);
+  } else {
+    partial_on = std::make_unique<Send>(op, next, key(op, 0), data, bytes, partial ? partial->moved : bytes);
+    if (partial) partial->feed(*partial_on);
+    result = std::make_unique<Recv>(op, previous, key(op, 1), data, bytes);
+    if (rank < n - 2) {
+      result_on = std::make_unique<Send>(op, next, key(op, 1), data, bytes, result->moved);
+      result->feed(*result_on);
+    }
+  }
+  if (partial) co_await *partial;
+  if (partial_on) co_await *partial_on;
+  if (result) co_await *result;
+  if (result_on) co_await *result_on;
+}
+
 }  // namespace
 
+// Where rounding shows, all values are reduced in rank order, wherever they lie in however large a buffer: DDP has
+// other buckets in its first step than later, and a rank that has just been built anew must not round differently.
 Task all_reduce(Operation& op, char* data, size_t count, Reduction reduction) {
-  if (op.group.size() == 1 || count == 0) co_return;
+  int n = op.group.size();
+  if (n == 1 || count == 0) co_return;
   size_t bytes = count * reduction.element_bytes;
-  Task inner = bytes <= kDoublingBytes
-                   ? doubling_all_reduce(op, data, count, reduction)
-                   : ring_all_reduce(op, data, Cut{count, reduction.element_bytes, op.group.size()}, reduction);
+  bool in_order = reduction.rounds && n > 2;
+  bool small = bytes <= kDoublingBytes;
+  Task inner = in_order ? small ? gathering_all_reduce(op, data, count, reduction)
+                                : chain_all_reduce(op, data, bytes, reduction)
+               : small  ? doubling_all_reduce(op, data, count, reduction)
+                        : ring_all_reduce(op, data, Cut{count, reduction.element_bytes, n}, reduction);
   co_await inner;
 }
 

@@ -127,7 +127,8 @@ Reducer pick(ReduceKind kind) {
 
 template <class T>
 Reduction make(ReduceKind kind) {
-  return {pick<T>(kind), sizeof(T)};
+  bool rounds = !std::is_integral_v<T> && (kind == ReduceKind::kSum || kind == ReduceKind::kProduct);
+  return {pick<T>(kind), sizeof(T), rounds};
 }
 
 }  // namespace

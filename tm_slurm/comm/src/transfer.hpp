@@ -34,6 +34,7 @@ using Reducer = void (*)(char* out, const char* a, const char* b, size_t count);
 struct Reduction {
   Reducer apply = nullptr;
   uint32_t element_bytes = 1;
+  bool rounds = false;  // in what order three values are reduced shows in the result
 };
 
 // One collective or point-to-point call in flight.
