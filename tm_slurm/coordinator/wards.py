@@ -40,6 +40,6 @@ class Wards:
         fitting = [known for known in told if int(known["step"]) <= int(order["target"])]
         if not fitting:
             return None
-        newest = max(fitting, key=lambda known: int(known["step"]))
+        newest = max(fitting, key=lambda known: (int(known["step"]), known.get("buffers") is not None))
         step, buffers = newest["step"], newest.get("buffers")
         return {**order, "private": newest["private"], "private_step": step, "private_buffers": buffers}
