@@ -165,8 +165,11 @@ class Agents:
         others = [name for name in self._channels if name != last]
         for name in others:
             self.say(name, message)
-        with contextlib.suppress(asyncio.TimeoutError):
+        try:
             await asyncio.wait_for(self._await_left(others), limit_s)
+        except asyncio.TimeoutError:
+            stayed = ", ".join(sorted(set(others) & set(self._channels)))
+            log.warning("agents have not gone nodes=%s after_s=%.1f", stayed, limit_s)
         channel = self._channels.get(last)
         if channel is not None:
             self.say(last, message)

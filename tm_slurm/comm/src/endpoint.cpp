@@ -227,8 +227,8 @@ void Endpoint::tick(TimePoint at) {
         continue;
       }
       fail(*operation, {Fault::kTimeout,
-                        operation->name + " in group " + group->name + " timed out at epoch " + std::to_string(epoch_) +
-                            ": " + describe(*operation),
+                        operation->name + " in group " + group->name + " timed out on rank " + std::to_string(rank_) +
+                            " at " + host_ + " at epoch " + std::to_string(epoch_) + ": " + describe(*operation),
                         -1});
     }
   std::vector<Greeting*> late;

@@ -280,7 +280,8 @@ std::string Endpoint::describe(const Operation& operation) const {
   std::string text;
   auto add = [&](const Transfer& transfer, const char* verb) {
     if (&transfer.operation != &operation || text.size() > 400) return;
-    text += std::string(text.empty() ? "" : ", ") + verb + " rank " + std::to_string(transfer.peer->rank) + " (" +
+    text += std::string(text.empty() ? "" : ", ") + verb + " rank " + std::to_string(transfer.peer->rank) +
+            (transfer.peer->known ? " at " + transfer.peer->address.host : "") + " (" +
             std::to_string(transfer.moved) + " of " + std::to_string(transfer.total) + " bytes";
     if (!transfer.peer->link) {
       const std::string& why = transfer.peer->problem;
