@@ -119,7 +119,7 @@ def test_a_timeout_says_who_is_missing() -> None:
     with world(3) as w:
         all_reduce(w.backends, 10)
         groups = w.group([0, 1, 2], "impatient", timeout_s=0.2)
-        said = r"all_reduce in group impatient timed out on rank 0 at 127.* epoch 0: receiving from rank 1 at 127"
+        said = r"all_reduce in group impatient timed out on rank 0 at 127.* epoch 0: receiving from rank 1 at"
         with pytest.raises(comm.CollectiveTimeout, match=said):
             groups[0].allreduce([torch.ones(5)]).wait()
         all_reduce(w.backends, 10)  # other groups do not mind
