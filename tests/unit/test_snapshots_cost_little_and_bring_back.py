@@ -69,7 +69,7 @@ def test_survivor_and_successor_go_on_from_the_same_boundary_bit_for_bit() -> No
         losses = [train(state) for _ in range(3)]
         end = digest(state, generators=True)
 
-        stored = rank.memory.local(3)
+        stored = rank.memory.local(3, 0)
         assert stored is not None and unpack(state, stored) == 3
         assert [train(state) for _ in range(3)] == losses and digest(state, generators=True) == end
 
@@ -105,9 +105,9 @@ def test_the_newest_complete_one_and_the_one_on_its_way_are_never_overwritten() 
                 state["model"][0].add_(1)
             assert not rank.begin(state, 3, vault)
             other = big_state()
-            unpack(other, rank.memory.local(1))
+            unpack(other, rank.memory.local(1, 0))
             assert digest(other) == before
-            assert rank.memory.local(2) is None and rank.memory.local(3) is None
+            assert rank.memory.local(2, 0) is None and rank.memory.local(3, 0) is None
     finally:
         deaf.close()
 
@@ -118,15 +118,15 @@ def test_a_stored_one_is_kept_until_it_is_complete_or_abandoned() -> None:
         rank.store(state, 1, vault)
         rank.store(state, 2, vault, complete=False)
         assert not rank.begin(state, 3, vault)
-        assert rank.memory.local(1) is not None and rank.memory.local(2) is not None
+        assert rank.memory.local(1, 0) is not None and rank.memory.local(2, 0) is not None
         rank.memory.abandon(2)
-        assert rank.memory.local(2) is None and rank.memory.local(1) is not None
+        assert rank.memory.local(2, 0) is None and rank.memory.local(1, 0) is not None
         rank.store(state, 3, vault, complete=False)
         rank.memory.completed(3)
-        assert rank.memory.local(1) is None and rank.memory.local(3) is not None
+        assert rank.memory.local(1, 0) is None and rank.memory.local(3, 0) is not None
         rank.memory.completed(3)
         rank.memory.completed(99)  # of others only
-        assert rank.memory.local(3) is not None
+        assert rank.memory.local(3, 0) is not None
         rank.store(state, 4, vault)
 
 
@@ -250,11 +250,11 @@ def test_what_was_fetched_is_a_snapshot_to_go_back_to() -> None:
         state = training(1, 2)
         rank.store(state, 2, vault)
         stored = fetched(vault, 2)
-        successor.memory.adopt(stored)
-        assert successor.memory.local(2) is stored
+        successor.memory.adopt(stored, 0)
+        assert successor.memory.local(2, 0) is stored
         successor.store(state, 3, vault)
         successor.store(state, 4, vault)
-        assert successor.memory.local(2) is None
+        assert successor.memory.local(2, 0) is None
 
 
 def test_a_standby_fetches_into_the_memory_that_it_has_reserved() -> None:
@@ -267,11 +267,11 @@ def test_a_standby_fetches_into_the_memory_that_it_has_reserved() -> None:
         address = (HOST, vault.port)
         stored = successor.memory.fetch(address, 0, 2, timeout_s=10, max_bytes=LIMIT)
         assert any(stored is memory for memory in reserved)
-        assert successor.memory.local(2) is stored
+        assert successor.memory.local(2, 0) is stored
         assert unpack(standby, stored) == 2 and digest(standby) == digest(state)
         with pytest.raises(StateError, match="rank 0 step 9"):
             successor.memory.fetch(address, 0, 9, timeout_s=10, max_bytes=LIMIT)
-        assert successor.memory.local(2) is stored
+        assert successor.memory.local(2, 0) is stored
         successor.store(state, 3, vault)
         successor.store(state, 4, vault)
         assert all(slot.memory in reserved for slot in successor.memory._slots)

@@ -5,7 +5,7 @@ goes on.
     memory.reserve(state)                                  after build(): allocates, in the background
     memory.begin(state, step, rank=0, epoch=1, vault=(host, port))   at a boundary: blocks for one copy
     memory.completed(step)                                 all ranks have theirs stored
-    unpack(state, memory.local(step))                      a survivor goes back
+    unpack(state, memory.local(step, rank))                a survivor goes back
     unpack(state, fetch(vault, secret, rank, step, …))     a dead rank's successor comes to the same boundary
 
 Two snapshots are here in host memory, two in the vault. The newest complete one and the one on its way are
@@ -73,6 +73,7 @@ def choose_interval(
 class _Slot:
     use: str = FREE
     step: int = -1
+    rank: int = -1  # whose state it is: a standby's may be of one that it did not become
     memory: Stored | None = None
     given_up: bool = False  # while it is being sent: stop, nobody wants it any longer
 
@@ -124,7 +125,7 @@ class PeerMemory:
             slot = next((slot for slot in self._slots if slot.use == FREE), None)
             if slot is None or self._background.closed:
                 return False
-            slot.use, slot.step, slot.given_up = SENDING, step, False
+            slot.use, slot.step, slot.rank, slot.given_up = SENDING, step, rank, False
         began = time.perf_counter()
         try:
             slot.memory = pack(state, step, into=slot.memory)
@@ -159,12 +160,21 @@ class PeerMemory:
                     slot.given_up = True
             self._cut_off()
 
-    def local(self, step: int) -> Stored | None:
-        """The snapshot of `step` in this process's memory, if it is whole; valid until a newer one is
-        complete."""
+    def forget(self) -> None:
+        """Nothing in this memory can be gone back to any longer: this process did not become the rank that it
+        was fetched for."""
+        self.abandon()
         with self._changed:
             for slot in self._slots:
-                if slot.step == step and slot.use in (STORED, COMPLETE):
+                if slot.use == COMPLETE:
+                    slot.use = FREE
+
+    def local(self, step: int, rank: int) -> Stored | None:
+        """The snapshot of `rank` at `step` in this process's memory, if it is whole; valid until a newer one
+        is complete."""
+        with self._changed:
+            for slot in self._slots:
+                if (slot.step, slot.rank) == (step, rank) and slot.use in (STORED, COMPLETE):
                     return slot.memory
         return None
 
@@ -185,16 +195,19 @@ class PeerMemory:
         finally:
             if slot is not None:
                 self._let_go(slot)
-        self.adopt(stored)
+        self.adopt(stored, rank)
         return stored
 
-    def adopt(self, stored: Stored) -> None:
-        """What was fetched from a vault becomes the newest complete snapshot here."""
+    def adopt(self, stored: Stored, rank: int) -> None:
+        """What was fetched from a vault becomes the newest complete snapshot of `rank` here."""
         with self._changed:
+            for other in self._slots:
+                if other.use == COMPLETE and other.rank != rank:
+                    other.use = FREE
             free = [slot for slot in self._slots if slot.use == FREE]
             slot = next((slot for slot in free if slot.memory is stored), free[0] if free else None)
             if slot is not None:
-                slot.use, slot.step, slot.memory = STORED, stored.step, stored
+                slot.use, slot.step, slot.rank, slot.memory = STORED, stored.step, rank, stored
         self.completed(stored.step)
 
     def close(self) -> None:

@@ -133,7 +133,10 @@ class StandingBy(Surviving):
             step = worker.storing.go_back(order["back_to"], self.state, rank)
             seconds = time.monotonic() - began
             joined.report = ReceiveReport(step, 0, seconds, 0, 0, 0, prepared=False, acknowledged=True)
-        return self._resume(worker, order, joined.report, times)
+        taken = self._resume(worker, order, joined.report, times)
+        if not taken:
+            worker.storing.forget()
+        return taken
 
     def _replace_anew(self, worker: Worker, order: Message) -> bool:
         """Everybody begins again; this process as the dead rank."""

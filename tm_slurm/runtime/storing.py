@@ -245,10 +245,17 @@ class Storing:
         if self._memory is not None:
             self._memory.abandon()
 
-    def local_snapshots(self) -> list[int]:
-        """Steps that this process can go back to by itself."""
-        complete = self._complete
-        return [complete] if self._memory is not None and self._memory.local(complete) is not None else []
+    def local_snapshots(self, rank: int) -> list[int]:
+        """Steps that this process can go back to by itself, as `rank`."""
+        complete, memory = self._complete, self._memory
+        return [complete] if memory is not None and memory.local(complete, rank) is not None else []
+
+    def forget(self) -> None:
+        """This process did not become the rank that it was to go back as."""
+        with self._lock:
+            self._complete = -1
+        if self._memory is not None:
+            self._memory.forget()
 
     def go_back(self, back_to: Message, state: State, rank: int) -> int:
         """Make `state` what it was; returns the number of steps done then. StateError."""
@@ -258,7 +265,7 @@ class Storing:
             if path is None:
                 raise StateError(f"there is no checkpoint in {self._directory}")
             return unpack(state, checkpoint.read(path, rank))
-        stored = self._memory.local(step) if self._memory is not None else None
+        stored = self._memory.local(step, rank) if self._memory is not None else None
         if stored is None:
             if back_to.get("vault") is None:
                 raise StateError(f"the snapshot of rank {rank} at step {step} is nowhere")

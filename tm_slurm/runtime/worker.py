@@ -214,9 +214,10 @@ class Worker:
             epoch, unsure = self._recovery_epoch, self._unsure
             if self._stopped is None or epoch <= self.epoch:
                 return
+            assert self.rank is not None  # else it would not have stopped
             statement = {"kind": "survivor", "epoch": epoch, "rank": self.rank, **self._stopped}
         wards = self.wards
-        statement["snapshots"] = self.storing.local_snapshots()
+        statement["snapshots"] = self.storing.local_snapshots(self.rank)
         statement["wards"] = {}
         for rank in unsure if wards is not None else ():
             assert wards is not None

@@ -1,0 +1,63 @@
+"""A process goes back to what was kept of the rank that it is, whatever rank it was to be before."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from snapshot_examples import HOST, SECRET, rank_of, vault_of
+from state_examples import train, training
+
+from tm_slurm.config.model import PolicyConfig
+from tm_slurm.runtime.agent_link import AgentLink
+from tm_slurm.runtime.storing import Storing
+from tm_slurm.runtime.vote import SNAPSHOT
+from tm_slurm.state import digest
+
+torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def storing(job_dir: Path, **policy: Any) -> Iterator[Storing]:
+    """Of a process whose agent only listens."""
+    agent, own = socket.socketpair()
+    with agent, own:
+        one = Storing(SECRET, job_dir, PolicyConfig(**policy), AgentLink(own))
+        try:
+            yield one
+        finally:
+            if one._memory is not None:
+                one._memory.close()
+
+
+def back_to(step: int, vault: Any) -> dict[str, Any]:
+    return {"source": "snapshot", "step": step, "vault": [HOST, vault.port]}
+
+
+def test_a_standby_that_fetched_one_ranks_snapshot_and_becomes_another_fetches_again(tmp_path: Path) -> None:
+    with vault_of() as vault, rank_of(0) as rank_0, rank_of(1) as rank_1, storing(tmp_path) as standby:
+        states = [training(1, 2), training(2, 2)]
+        rank_0.store(states[0], 2, vault)
+        rank_1.store(states[1], 2, vault)
+        state = training(7, 1)
+        assert standby.go_back(back_to(2, vault), state, 1) == 2 and digest(state) == digest(states[1])
+        assert standby.local_snapshots(1) == [2] and standby.local_snapshots(0) == []
+        assert standby.go_back(back_to(2, vault), state, 0) == 2 and digest(state) == digest(states[0])
+        assert standby.local_snapshots(0) == [2] and standby.local_snapshots(1) == []
+        train(state)
+        duties = {"vault": [HOST, vault.port], "keeper": "n1", "owner": 0, "snapshots": True}
+        standby.handlers()["duties"](duties)
+        standby.at_boundary(SNAPSHOT | (2 + 1) << 8, state, 3, rank=0, epoch=1)
+        assert any(slot.step == 3 for slot in standby._peer_memory()._slots), "no memory is left for it"
+
+
+def test_a_process_that_did_not_become_a_rank_keeps_nothing_of_it(tmp_path: Path) -> None:
+    with vault_of() as vault, rank_of(0) as rank, storing(tmp_path) as standby:
+        rank.store(training(1, 2), 2, vault)
+        standby.go_back(back_to(2, vault), training(7, 1), 0)
+        standby.forget()
+        assert standby.local_snapshots(0) == []
