@@ -18,7 +18,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import tm_slurm.state
-from tm_slurm.state import StateError, capture, digest, pack, read_head, replica_key, unpack
+from tm_slurm.state import (
+    StateError,
+    capture,
+    digest,
+    pack,
+    private_buffers,
+    read_head,
+    replica_key,
+    unpack,
+)
 from tm_slurm.state.stored import Stored
 
 torch.set_num_threads(1)
@@ -246,6 +255,14 @@ def test_replicas_have_one_key_whatever_is_private_to_them() -> None:
     assert digest(one) != digest(other) and replica_key(one) == replica_key(other)
     copied = copy_through_bytes(pack(other, 2))
     assert copied.replica_key() == replica_key(one)
+
+
+def test_ranks_that_differ_in_buffers_which_are_too_large_to_tell_are_no_replicas() -> None:
+    one, other = ({"model": torch.nn.BatchNorm1d(40000)} for _ in range(2))
+    assert not private_buffers(one) and replica_key(one) == replica_key(other)
+    one["model"](torch.ones(2, 40000))
+    assert replica_key(one) != replica_key(other)
+    assert pack(one, 1).replica_key() == replica_key(one)
 
 
 @pytest.mark.parametrize("part", ["weight", "moment", "rate"])

@@ -2,7 +2,8 @@
 
 Parameters and optimizer state of a dead rank can be taken from a data-parallel replica; these cannot. They
 are small, so a rank tells them to the coordinator as it goes, and whoever takes its place begins from the
-last told.
+last told. Buffers that are not small are not told; then ranks are replicas only if they have the same in
+them (`replica_key`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tm_slurm.state.generators import read_generator, read_generators, write_gen
 from tm_slurm.state.tree import Json, decode, encode
 
 BUFFER_LIMIT_BYTES = 1 << 18
-"""Modules with more bytes in buffers are left to the replica."""
+"""If modules have more bytes in buffers, these are not told, and are part of what makes ranks replicas."""
 
 
 def private_buffers(state: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -25,10 +25,11 @@ from tm_slurm.state.capturing import Snapshot, capture
 from tm_slurm.state.collecting import no_garbage_collection
 from tm_slurm.state.digesting import canonical
 from tm_slurm.state.dtypes import dtype_name
-from tm_slurm.state.entries import OPTIMIZER
+from tm_slurm.state.entries import MODULE, OPTIMIZER
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.json_object import read_json
 from tm_slurm.state.layout import Layout, layout_from, layout_of, piece_of
+from tm_slurm.state.private import BUFFER_LIMIT_BYTES
 from tm_slurm.state.restoring import restore
 from tm_slurm.state.tensors import shard_of, value_bytes, write_in_place
 from tm_slurm.state.tree import Json
@@ -244,8 +245,10 @@ def replica_key(state: Mapping[str, Any]) -> str:
     """32 hexadecimal digits over parameters and optimizer state: ranks with the same key are replicas of one
     another, so that each can give the other's successor everything but its private state.
 
-    Buffers, generators and other objects are not in it. Which part of a tensor a DTensor holds is. Where the
-    optimizer alone is sharded (ZeRO), the keys differ from the first step on, not before.
+    Generators and other objects are not in it, nor are buffers as long as they are small enough to be told
+    (`private_buffers`): running statistics that are too large for that make ranks that differ in them no
+    replicas. Which part of a tensor a DTensor holds is in it. Where the optimizer alone is sharded (ZeRO),
+    the keys differ from the first step on, not before.
     """
     snapshot = capture(state, 0, generators=False)
     tensors = [named.local for named in snapshot.tensors]
@@ -255,11 +258,19 @@ def replica_key(state: Mapping[str, Any]) -> str:
 def _key(layout: Layout, tensors: list[torch.Tensor], shards: list[Json], tree: Mapping[str, Json]) -> str:
     hasher = xxhash.xxh3_128()
     rows = zip(layout.pieces, tensors, shards, strict=True)
+    untold = _buffer_bytes(layout) > BUFFER_LIMIT_BYTES
     for piece, tensor, shard in sorted(rows, key=lambda row: row[0].name):
-        if not piece.is_private:
+        if not piece.is_private or (untold and piece.kind == MODULE):
             header = [piece.name, dtype_name(piece.dtype, piece.name), piece.shape, shard]
             hasher.update(json.dumps(header).encode("ascii") + b"\n")
             hasher.update(value_bytes(tensor))
     rest = {key: canonical(tree[key]) for key, kind in layout.kinds.items() if kind == OPTIMIZER}
     hasher.update(json.dumps(rest, sort_keys=True).encode("ascii"))
     return hasher.hexdigest()
+
+
+def _buffer_bytes(layout: Layout) -> int:
+    """Of the modules' buffers, under all their names."""
+    positions = [*range(len(layout.pieces)), *[position for _, _, position in layout.aliases]]
+    pieces = [layout.pieces[position] for position in positions]
+    return sum(piece.nbytes for piece in pieces if piece.kind == MODULE and piece.is_private)
