@@ -291,6 +291,17 @@ def test_a_rank_without_a_replica_takes_everybody_back_to_the_snapshot() -> None
     assert world.seats()[1] == "n6" and world.state.recovery is None
 
 
+def test_a_rank_that_starts_again_where_it_was_hears_where_its_snapshots_go() -> None:
+    world = World(nodes=4, active=4, batch_host=None)
+    world.start()
+    for name in world.plan.order:
+        world.give({"kind": "vault", "node": name, "host": name, "port": 9})
+    before = len(world.told("duties"))
+    world.dies("n3")
+    assert world.seats()[2] == "n3"
+    assert [tell.node for tell in world.told("duties")[before:]] == ["n3"]
+
+
 def test_a_snapshot_whose_keeper_died_with_the_rank_is_no_snapshot() -> None:
     world = World()
     world.key_of = str

@@ -58,7 +58,8 @@ class Storing(Leaving):
         )
 
     def _assign_duties(self) -> None:
-        """Tell the ranks whose vault has changed; all of them when it is first known who has replicas."""
+        """Tell the ranks whose vault has changed, and processes that have not heard it; all of them when it is
+        first known who has replicas."""
         state = self.state
         if not state.started or state.finishing:
             return
@@ -72,7 +73,8 @@ class Storing(Leaving):
                 "owner": min({rank, *self._replicas_of(rank, AFTER_THE_FIRST)}),
                 "snapshots": wanted,
             }
-            told = repr((duties, state.seats[rank]))
+            process = state.process(rank)
+            told = repr((duties, state.seats[rank], process.incarnation if process is not None else None))
             if state.duties.get(rank) != told:
                 state.duties[rank] = told
                 self._tell_rank(rank, duties)
