@@ -86,6 +86,13 @@ class Agent:
     kept: tuple[int, int] = (-1, -1)
     """the step that is not overwritten, and the epoch in which that was said"""
     vault_epoch: int = 0
+    put_in: dict[tuple[int, int], int] = field(default_factory=dict)
+    """rank and step → the epoch in which that snapshot came"""
+
+    def forget_all_but(self, ranks: list[int], newest: tuple[int, int]) -> None:
+        for rank in [rank for rank in self.vault if rank not in ranks]:
+            if all((self.put_in[rank, step], step) <= newest for step in self.vault[rank]):
+                del self.vault[rank]
 
 
 class SimulatedJob:
@@ -166,6 +173,7 @@ class SimulatedJob:
             keeper.kept = complete, epoch
         slots = keeper.vault.setdefault(state.private[0], {})
         slots[state.step] = state
+        keeper.put_in[state.private[0], state.step] = epoch
         others = sorted(step for step in slots if step not in (state.step, keeper.kept[0]))
         for step in others[: len(slots) - 2]:
             del slots[step]
@@ -300,6 +308,9 @@ class SimulatedJob:
         elif kind == "keep":
             agent.vault_epoch = max(agent.vault_epoch, message["epoch"])
             agent.kept = message["step"], agent.vault_epoch
+            agent.forget_all_but(message["ranks"], (message["epoch"], message["step"]))
+        elif kind == "epoch":
+            agent.vault_epoch = max(agent.vault_epoch, message["epoch"])
 
     # ---- the leader's shell ----
 

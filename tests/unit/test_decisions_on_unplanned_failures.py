@@ -16,6 +16,31 @@ def started(**shape: object) -> World:
     return world
 
 
+def with_snapshot(*, step: int) -> World:
+    """A job whose ranks all have parameters of their own, and a snapshot of them."""
+    world = World()
+    world.key_of = str
+    world.start()
+    for name in world.plan.order:
+        world.give({"kind": "vault", "node": name, "host": name, "port": 9})
+    snapshot(world, step=step, epoch=0)
+    return world
+
+
+def snapshot(world: World, *, step: int, epoch: int) -> None:
+    """Every rank has stored its part with the keeper that it was last told."""
+    keepers = {tell.node: tell.message["keeper"] for tell in world.told("duties")}
+    for rank, name in world.seats().items():
+        stored = {"rank": rank, "step": step, "epoch": epoch, "keeper": keepers[name]}
+        world.give({"kind": "snapshot_stored", "node": name, **stored})
+
+
+def checkpoint(world: World, *, step: int, older: tuple[int, ...] = ()) -> None:
+    """Rank 0 has made one visible; `older` are those that were not removed."""
+    published = {"step": step, "path": f"step-{step}", "older": [[s, f"step-{s}"] for s in older]}
+    world.give({"kind": "checkpoint_published", "node": world.seats()[0], **published})
+
+
 def test_a_dead_ranks_seat_goes_to_a_standby_and_its_node_to_the_pool() -> None:
     world = started()
     world.dies("n3")
@@ -300,6 +325,18 @@ def test_a_rank_that_starts_again_where_it_was_hears_where_its_snapshots_go() ->
     world.dies("n3")
     assert world.seats()[2] == "n3"
     assert [tell.node for tell in world.told("duties")[before:]] == ["n3"]
+
+
+def test_a_former_keeper_is_told_to_forget_and_all_of_the_new_epoch() -> None:
+    world = with_snapshot(step=5)
+    ranks = {tell.node: tell.message["ranks"] for tell in world.told("keep")}
+    assert ranks == {"n1": [], "n2": [], "n3": [0], "n4": [1], "n5": [2], "n6": [3]}
+    world.dies("n3")
+    assert {tell.node: tell.message["epoch"] for tell in world.told("epoch")} == dict.fromkeys(ranks, 1)
+    before = len(world.told("keep"))
+    snapshot(world, step=9, epoch=1)
+    ranks = {tell.node: tell.message["ranks"] for tell in world.told("keep")[before:]}
+    assert ranks == {"n1": [1], "n2": [], "n3": [0], "n4": [], "n5": [2], "n6": [3]}
 
 
 def test_a_snapshot_whose_keeper_died_with_the_rank_is_no_snapshot() -> None:

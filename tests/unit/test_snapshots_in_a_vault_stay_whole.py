@@ -149,9 +149,19 @@ def test_no_more_than_the_limit_is_held() -> None:
             and f"{HOST}:{vault.port}" in refused
         )
         assert put(vault, NEWER, 30)["stored"] == 30  # in the place of another: no more than before
-        vault.forget([0])
+        vault.forget_all_but([1], step=30, epoch=1)
         assert put(vault, OLD, 10, rank=1)["stored"] == 10
         assert vault.holds() == {1: [10]}
+
+
+def test_a_former_keeper_lets_go_and_the_next_one_does_not() -> None:
+    with vault_of() as vault:
+        for rank, step, epoch in [(0, 10, 1), (1, 10, 1), (2, 15, 1), (3, 5, 2)]:
+            assert put(vault, OLD, step, rank=rank, epoch=epoch)["stored"] == step
+        vault.forget_all_but([1], step=10, epoch=1)
+        assert vault.holds() == {1: [10], 2: [15], 3: [5]}
+        vault.forget_all_but([], step=15, epoch=2)
+        assert vault.holds() == {}
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,9 @@ class Agent:
         elif kind == "keep":
             self._vault.saw_epoch(int(order["epoch"]))
             self._vault.keep(int(order["step"]))
+            self._vault.forget_all_but(order["ranks"], step=int(order["step"]), epoch=int(order["epoch"]))
+        elif kind == "epoch":
+            self._vault.saw_epoch(int(order["epoch"]))
         elif kind == "kill":
             await self._ranks.end_all(grace_s=0.0)
         elif kind == "retire":

@@ -141,13 +141,15 @@ class Vault:
                 for rank, slots in self._ranks.items()
             }
 
-    def forget(self, ranks: Collection[int]) -> None:
-        """Lets go of the memory of `ranks`, whose snapshots are kept elsewhere from now on."""
+    def forget_all_but(self, ranks: Collection[int], *, step: int, epoch: int) -> None:
+        """The complete snapshot of `step`, taken in `epoch`, has the parts of `ranks` here: lets go of the
+        memory of all others, who are kept elsewhere. Of a rank that has a later one here, or on its way, this
+        vault is the next keeper, and nothing is let go."""
         with self._changed:
-            for rank in ranks:
-                for slot in self._ranks.pop(rank, []):
-                    if slot.writer is not None:
-                        _shut_down(slot.writer)
+            for rank in [rank for rank in self._ranks if rank not in ranks]:
+                slots = self._ranks[rank]
+                if all(s.writer is None and (s.epoch, s.step) <= (epoch, step) for s in slots):
+                    del self._ranks[rank]
 
     def close(self) -> None:
         """Ends every connection and lets go of all memory."""

@@ -245,6 +245,7 @@ class Resolving(Placing):
             if node.dead:
                 self._bury(node)
             self._retire_guests_without_a_seat(node)
+        self._tell_vaults_the_epoch()
         self._assign_duties()
         self._repeat_stop()
         self._finish_if_done()

@@ -100,8 +100,25 @@ class Storing(Leaving):
             state.snapshot, state.snapshot_in_work, state.snapshot_refused = done, None, 0
             for rank in state.seats:
                 self._tell_rank(rank, {"kind": "snapshot_complete", "step": done.step})
-            for name in sorted(set(done.where.values())):
-                self._tell(name, None, {"kind": "keep", "step": done.step, "epoch": done.epoch})
+            self._tell_keepers(done)
+
+    def _tell_keepers(self, snapshot: Stored) -> None:
+        """Every agent with a vault: which ranks' part of it stays there. What it has of others, who are kept
+        elsewhere now, it lets go."""
+        kept: dict[str, list[int]] = {node.name: [] for node in self._vaults()}
+        for rank, name in sorted(snapshot.where.items()):
+            kept.setdefault(name, []).append(rank)
+        for name in sorted(kept):
+            keep = {"kind": "keep", "step": snapshot.step, "epoch": snapshot.epoch, "ranks": kept[name]}
+            self._tell(name, None, keep)
+
+    def _tell_vaults_the_epoch(self) -> None:
+        """What comes from ranks that were replaced is refused from now on."""
+        for node in self._vaults():
+            self._tell(node.name, None, {"kind": "epoch", "epoch": self.state.epoch})
+
+    def _vaults(self) -> list[Node]:
+        return [node for node in self.state.nodes.values() if node.agent_up and node.vault is not None]
 
     def _on_checkpoint_written(self, given: Input) -> None:
         state = self.state
