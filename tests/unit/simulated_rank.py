@@ -582,6 +582,7 @@ class RankProcess:
             self.state = self.job.checkpointed(back_to["step"], self.rank)
         else:
             self.state = State(self.job.shape.shard(self.rank, 0), (), (self.rank, 0))
+        self._gone_back(self.step)
         self.first_step = self.step
         self._go_on_from(self.state)
 
@@ -634,14 +635,21 @@ class RankProcess:
     def _stored(self, back_to: Message, rank: int) -> State | None:
         step = back_to["step"]
         if back_to["source"] == "checkpoint":
+            self._gone_back(step)
             return self.job.checkpointed(step, rank)
         if step in self.slots and self.slots[step][0] != "sending" and self.rank == rank:
+            self.snapshot_complete = step
             return self.slots[step][1]  # type: ignore[no-any-return]
         found = self.job.fetch(self, back_to.get("vault"), rank, step)
         if found is not None:
             self.slots = {step: ["complete", found]}
-            self.snapshot_complete = max(self.snapshot_complete, step)
+            self.snapshot_complete = step
         return found
+
+    def _gone_back(self, step: int) -> None:
+        if self.snapshot_complete > step:
+            self.snapshot_complete = -1
+        self.slots = {kept: slot for kept, slot in self.slots.items() if kept <= step}
 
     def _at_left(self) -> None:
         if self.orders[0]["kind"] == "retire":

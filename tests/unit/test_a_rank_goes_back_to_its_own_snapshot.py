@@ -55,6 +55,20 @@ def test_a_standby_that_fetched_one_ranks_snapshot_and_becomes_another_fetches_a
         assert any(slot.step == 3 for slot in standby._peer_memory()._slots), "no memory is left for it"
 
 
+def test_after_going_back_further_the_next_snapshot_is_the_newest(tmp_path: Path) -> None:
+    with vault_of() as vault, rank_of(0) as rank, storing(tmp_path, snapshot_every_steps=2) as survivor:
+        rank.store(training(1, 2), 8, vault)
+        state = training(7, 1)
+        duties = {"vault": [HOST, vault.port], "keeper": "n1", "owner": 0, "snapshots": True}
+        survivor.handlers()["duties"](duties)
+        survivor.go_back(back_to(8, vault), state, 0)
+        survivor.handlers()["snapshot_complete"]({"step": 9})  # told, and then all went back behind it
+        survivor.go_back(back_to(8, vault), state, 0)
+        assert survivor.local_snapshots(0) == [8]
+        survivor.gone_back(4)
+        assert survivor.local_snapshots(0) == [] and survivor.flags(6) == SNAPSHOT
+
+
 def test_a_process_that_did_not_become_a_rank_keeps_nothing_of_it(tmp_path: Path) -> None:
     with vault_of() as vault, rank_of(0) as rank, storing(tmp_path) as standby:
         rank.store(training(1, 2), 2, vault)

@@ -339,6 +339,17 @@ def test_a_former_keeper_is_told_to_forget_and_all_of_the_new_epoch() -> None:
     assert ranks == {"n1": [1], "n2": [], "n3": [0], "n4": [], "n5": [2], "n6": [3]}
 
 
+def test_after_going_back_further_the_next_snapshot_is_the_newest() -> None:
+    world = with_snapshot(step=9)
+    checkpoint(world, step=4)
+    for node in ("n3", "n4"):  # both of them had the only two copies of rank 1's part
+        world.state.nodes[node].vault = None
+    world.dies("n3")
+    assert world.notes("recovered")[0]["step"] == 4 and world.state.snapshot is None
+    snapshot(world, step=6, epoch=1)
+    assert world.state.snapshot is not None and world.state.snapshot.step == 6
+
+
 def test_a_snapshot_whose_keeper_died_with_the_rank_is_no_snapshot() -> None:
     world = World()
     world.key_of = str

@@ -109,6 +109,8 @@ class Resolving(Placing):
     def _rolled_back(self, step: int) -> None:
         """Steps from here on will be done again."""
         self.state.snapshot_in_work = self.state.checkpoint_in_work = None
+        if self.state.snapshot is not None and self.state.snapshot.step > step:
+            self.state.snapshot = None  # else none of those that come now would be newer
         for done in [rank for rank, told in self.state.done.items() if told["step"] > step]:
             del self.state.done[done]
 

@@ -58,8 +58,8 @@ class Storing(Leaving):
         )
 
     def _assign_duties(self) -> None:
-        """Tell the ranks whose vault has changed, and processes that have not heard it; all of them when it is
-        first known who has replicas."""
+        """Tell the ranks whose vault has changed, and processes that have not heard it; all of them when it
+        is first known who has replicas."""
         state = self.state
         if not state.started or state.finishing:
             return

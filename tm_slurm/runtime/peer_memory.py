@@ -160,13 +160,13 @@ class PeerMemory:
                     slot.given_up = True
             self._cut_off()
 
-    def forget(self) -> None:
-        """Nothing in this memory can be gone back to any longer: this process did not become the rank that it
-        was fetched for."""
+    def forget(self, *, above: int = -1) -> None:
+        """What is here of steps above `above` cannot be gone back to any longer: all went back behind it, or
+        this process did not become the rank that it was fetched for."""
         self.abandon()
         with self._changed:
             for slot in self._slots:
-                if slot.use == COMPLETE:
+                if slot.use == COMPLETE and slot.step > above:
                     slot.use = FREE
 
     def local(self, step: int, rank: int) -> Stored | None:

@@ -264,7 +264,9 @@ class Storing:
             path = Path(back_to["path"]) if "path" in back_to else checkpoint.newest(self._directory)
             if path is None:
                 raise StateError(f"there is no checkpoint in {self._directory}")
-            return unpack(state, checkpoint.read(path, rank))
+            reached = unpack(state, checkpoint.read(path, rank))
+            self.gone_back(reached)
+            return reached
         stored = self._memory.local(step, rank) if self._memory is not None else None
         if stored is None:
             if back_to.get("vault") is None:
@@ -275,6 +277,16 @@ class Storing:
             stored = self._peer_memory().fetch(
                 address, rank, step, timeout_s=FETCH_TIMEOUT_S, max_bytes=limit
             )
+        reached = unpack(state, stored)
         with self._lock:
-            self._complete = max(self._complete, step)
-        return unpack(state, stored)
+            self._complete = step
+        return reached
+
+    def gone_back(self, step: int) -> None:
+        """Everybody has gone back to `step` without a snapshot: those of later steps are snapshots no
+        longer, and new ones will be taken before."""
+        with self._lock:
+            if self._complete > step:
+                self._complete = -1
+        if self._memory is not None:
+            self._memory.forget(above=step)

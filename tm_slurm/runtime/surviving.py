@@ -132,6 +132,8 @@ class Surviving:
                 back_to = order.get("back_to")
                 if back_to is not None and back_to["source"] == "checkpoint":
                     self.step = worker.storing.go_back(back_to, self.state, rank)
+                else:
+                    worker.storing.gone_back(0)
                 self._first_step = self.step
                 self._keys_told.clear()
                 self._exchange_due = True
