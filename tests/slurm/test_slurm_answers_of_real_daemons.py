@@ -81,6 +81,41 @@ def test_a_job_is_requeued_and_cancelled(cluster: LocalCluster, tmp_path: Path) 
     assert ask(cluster, "cancel", job_id) is None, "a job that is over already is no error"
 
 
+def test_what_is_done_to_an_element_of_an_array_is_done_to_it_alone(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """One element has the array's own number as its id: by that number it would be done to all of them."""
+    array, other, inside = start_array(cluster, tmp_path)
+    assert ask(cluster, "set_comment", array, "mine", **inside) is None
+    assert ask(cluster, "job", array)["comment"] == "mine" and ask(cluster, "job", other)["comment"] == ""
+    keep = [ask(cluster, "job", array)["batch_host"]]
+    assert ask(cluster, "shrink", array, keep, **inside) is None
+    assert ask(cluster, "job", array)["nodes"] == keep and len(ask(cluster, "job", other)["nodes"]) == 2
+    assert ask(cluster, "requeue", array, **inside) is None
+    until(lambda: ask(cluster, "job", array)["restarts"] == 1)
+    assert ask(cluster, "job", other)["state"] == "RUNNING" and ask(cluster, "job", other)["restarts"] == 0
+    assert ask(cluster, "cancel", array, **inside) is None
+    until(lambda: ask(cluster, "job", array)["state"] == "CANCELLED")
+    assert ask(cluster, "job", other)["state"] == "RUNNING"
+
+
+def start_array(cluster: LocalCluster, directory: Path) -> tuple[int, int, dict[str, str]]:
+    """An array of two, both running on two nodes: the id of the element that has the array's, that of the
+    other, and what the first one's environment says."""
+    words = ["sbatch", "--parsable", "--array=0-1", "--nodes=2", "--no-kill", "--requeue"]
+    submitted = cluster.run([*words, "--output=/dev/null", "--wrap=exec sleep 600"], cwd=directory)
+    array = int(submitted.stdout)
+
+    def elements() -> dict[int, str]:
+        shown = cluster.run(["squeue", "--noheader", "--states=RUNNING", "--format=%A %K"]).stdout
+        return {int(line.split()[0]): line.split()[1] for line in shown.splitlines()}
+
+    until(lambda: len(elements()) == 2)
+    (other,) = set(elements()) - {array}
+    inside = {"SLURM_JOB_ID": str(array), "SLURM_ARRAY_JOB_ID": str(array)}
+    return array, other, {**inside, "SLURM_ARRAY_TASK_ID": elements()[array]}
+
+
 def test_what_does_not_exist_is_refused_in_slurms_words(cluster: LocalCluster) -> None:
     for call, arguments in (("job", [987654]), ("shrink", [987654, ["n1"]]), ("requeue", [987654])):
         answer = ask(cluster, call, *arguments)

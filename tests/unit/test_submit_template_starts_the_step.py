@@ -176,11 +176,15 @@ def test_another_job_of_the_same_id_starts_anew(batch: Batch) -> None:
 def test_a_verdict_to_requeue_asks_slurm_for_this_job_alone(batch: Batch) -> None:
     """FR-17: requeue of one array element requeued the whole array. The script then waits for Slurm to end
     it."""
-    batch.scontrol(f"echo \"$@\" >> '{batch.root}/asked'; kill -KILL $PPID")
+    shown = "JobId=7 JobName=x UserId=u(1) GroupId=g(1) JobState=RUNNING Requeue=1 Restarts=0"
+    of_array = shown.replace("JobId=7", "JobId=7 ArrayJobId=7 ArrayTaskId=2")
+    requeue = f"*requeue*) echo \"$@\" >> '{batch.root}/asked'; kill -KILL $PPID;;"
+    batch.scontrol(f"case \"$*\" in *show*) echo '{of_array}';; {requeue} esac")
     batch.srun(verdict={"state": "requeue", "exit_code": 0, "reason": "time limit"})
-    done = batch.run(SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2")
-    assert done.returncode == 137
-    assert (batch.root / "asked").read_text() == "requeue 7\n"
+    assert batch.run(SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="2").returncode == 137
+    batch.scontrol(f"case \"$*\" in *show*) echo '{shown}';; {requeue} esac")
+    assert batch.run(SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="2").returncode == 137  # of an outer job
+    assert (batch.root / "asked").read_text() == "requeue 7_2\nrequeue 7\n"
     batch.scontrol("echo 'Requested operation is presently disabled for job 7' >&2; exit 1")
     done = batch.run()
     assert (

@@ -195,7 +195,7 @@ class LocalCluster(ClusterAccess):
         self._record()
         with self._locked():
             self._mend(self._record(), timeout_s)
-        jobs = self.run(["squeue", "--noheader", "--all", "--format=%A"]).stdout.split()
+        jobs = self.run(["squeue", "--noheader", "--all", "--format=%i"]).stdout.split()
         if jobs:
             self.run(["scancel", *jobs], check=False)  # one of them may have ended meanwhile
         for line in self.run(["scontrol", "-o", "show", "reservations"]).stdout.splitlines():

@@ -101,14 +101,14 @@ class CommandLine:
 
     def cancel(self, job_id: int) -> None:
         """End a job; a job that is over already is no error."""
-        self._run(["scancel", str(job_id)])
+        self._run(["scancel", self._address(job_id)])
 
     def requeue(self, job_id: int) -> None:
         """Put a running job back into the queue, same id.
 
         Only the job given: never the array it may belong to.
         """
-        self._run(["scontrol", "requeue", str(job_id)])
+        self._run(["scontrol", "requeue", self._address(job_id)])
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Set the job's comment. Line ends become spaces: Slurm would print them as they are."""
@@ -122,9 +122,20 @@ class CommandLine:
         """Return the names that a host list stands for; raises HostlistError. Asks nobody."""
         return expand(hostlist)
 
+    def _address(self, job_id: int) -> str:
+        """What a command is to be given for a job: `ARRAY_TASK` for the element of an array that this process
+        is in. One of them has the array's own number as its id, and commands take that for the whole array.
+        """
+        if not environment.is_array_element(job_id):
+            return str(job_id)
+        try:
+            return self.job(job_id).array_element or str(job_id)
+        except SlurmRefused:  # it is over for so long that Slurm knows it no longer
+            return str(job_id)
+
     def _update(self, job_id: int, change: str) -> None:
         try:
-            self._run(["scontrol", "update", f"JobId={job_id}", change])
+            self._run(["scontrol", "update", f"JobId={self._address(job_id)}", change])
         except SlurmRefused as refusal:
             if _WAITING_FOR_ACCOUNTING in str(refusal).lower():
                 raise ResizeBlocked(str(refusal)) from refusal

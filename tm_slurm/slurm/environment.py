@@ -17,6 +17,7 @@ JOB_NODES = "SLURM_JOB_NODELIST"
 JOB_NODE_COUNT = "SLURM_JOB_NUM_NODES"
 JOB_NAME = "SLURM_JOB_NAME"
 RESTART_COUNT = "SLURM_RESTART_COUNT"
+ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
 NODE_NAME = "SLURMD_NODENAME"
 TASK_RANK = "SLURM_PROCID"
 
@@ -134,6 +135,14 @@ def job_id(environment: Mapping[str, str] | None = None) -> int | None:
     """Return the id of the job that this process is in, or None outside of any."""
     value = read(JOB_ID, environment)
     return int(value) if value and value.isdigit() else None
+
+
+def is_array_element(job_id: int, environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether job `job_id` is the one that this process is in, and may be an element of an array.
+
+    Not surely: a job that was submitted from inside an array element inherits the name of the array.
+    """
+    return read(JOB_ID, environment) == str(job_id) and bool(read(ARRAY_JOB_ID, environment))
 
 
 def read(name: str, environment: Mapping[str, str] | None = None) -> str | None:

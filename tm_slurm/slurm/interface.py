@@ -75,6 +75,8 @@ class JobInfo:
     work_dir: str = ""
     exit_code: int = 0
     exit_signal: int = 0
+    array_element: str = ""
+    """`ARRAY_TASK` if it is an element of an array: the one name that no other job has"""
 
     @property
     def is_over(self) -> bool:

@@ -140,7 +140,14 @@ def _parse_job(line: str) -> JobInfo:
         work_dir=work_dir[1] if work_dir else "",
         exit_code=int(exit_code),
         exit_signal=int(exit_signal or 0),
+        array_element=_array_element(pairs),
     )
+
+
+def _array_element(pairs: dict[str, str]) -> str:
+    """`7_2`; nothing for a record of elements that have no id of their own yet (ArrayTaskId=3-9)."""
+    task = pairs.get("ArrayTaskId", "")
+    return f"{pairs['ArrayJobId']}_{task}" if task.isdigit() and "ArrayJobId" in pairs else ""
 
 
 def _first_pairs(text: str) -> dict[str, str]:
