@@ -35,6 +35,8 @@ class World:
         """who has a rank, as the processes themselves know it"""
         self.key_of = lambda rank: "the same"
         self.no_wards: set[int] = set()
+        self.not_begun: set[int] = set()
+        """ranks that have not built their role, or could not go back"""
         self._queue: deque[dict[str, Any]] = deque()
 
     @property
@@ -153,6 +155,7 @@ class World:
             committed, at_vote = self.committed.get(rank, (7, False))
             wards = {str(r): [committed - 1, committed] for r in message["lost"] if r not in self.no_wards}
             where = {"rank": rank, "committed": committed, "at_vote": at_vote, "wards": wards}
+            where["begun"] = rank not in self.not_begun
             self.give({"kind": "survivor", **me, "epoch": epoch, **where})
         elif kind == "resolve":
             for rank in message["serve"]:

@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from snapshot_examples import HOST, SECRET, rank_of, vault_of
 from state_examples import train, training
 
 from tm_slurm.config.model import PolicyConfig
+from tm_slurm.runtime import checkpoint
 from tm_slurm.runtime.agent_link import AgentLink
-from tm_slurm.runtime.storing import Storing
+from tm_slurm.runtime.storing import CannotGoBack, Storing
 from tm_slurm.runtime.vote import SNAPSHOT
-from tm_slurm.state import digest
+from tm_slurm.state import digest, pack, unpack
+from tm_slurm.state.checkpoint_directory import checkpoints_of
 
 torch.set_num_threads(1)
 
@@ -75,3 +78,30 @@ def test_a_process_that_did_not_become_a_rank_keeps_nothing_of_it(tmp_path: Path
         standby.go_back(back_to(2, vault), training(7, 1), 0)
         standby.forget()
         assert standby.local_snapshots(0) == []
+
+
+def test_what_cannot_be_gone_back_to_is_named(tmp_path: Path) -> None:
+    state = training(1, 2)
+    directory = checkpoints_of(tmp_path)
+    checkpoint.write(pack(state, 2), directory, rank=0, owner=0, epoch=1)
+    path = checkpoint.publish(directory, 2, 1, epoch=1)
+    flip(next((path / "shard-00000").glob("*.distcp")))
+    with storing(tmp_path) as survivor, pytest.raises(CannotGoBack, match="checksum") as refused:
+        survivor.go_back({"source": "checkpoint", "step": 2, "path": str(path)}, state, 0)
+    assert (refused.value.source, refused.value.step) == ("checkpoint", 2)
+
+
+def test_a_damaged_checkpoint_that_is_written_again_is_whole(tmp_path: Path) -> None:
+    state = training(1, 2)
+    for epoch in (1, 2):
+        checkpoint.write(pack(state, 2), tmp_path, rank=0, owner=0, epoch=epoch)
+        path = checkpoint.publish(tmp_path, 2, 1, epoch=epoch)
+        if epoch == 1:
+            flip(next((path / "shard-00000").glob("*.distcp")))
+    assert unpack(state, checkpoint.read(path, 0)) == 2
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

@@ -379,6 +379,49 @@ def test_a_checkpoint_is_the_last_resort() -> None:
     assert world.notes("recovered")[0]["step"] == 4
 
 
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
+    world = World()
+    world.key_of = str
+    world.start()
+    checkpoint(world, step=5, older=(2,))
+    world.hold = {"replace"}
+    world.dies("n3")
+    for _ in range(2):
+        tell = world.held.pop()
+        failed = {"epoch": tell.message["epoch"], "rank": 1, "why": "checksum"}
+        world.give({"kind": "join_failed", "node": tell.node, **failed})
+    assert [fields["step"] for fields in world.notes("resolve")] == [5, 5, 2]
+    assert world.held.pop().message["back_to"]["path"] == "step-2" and not world.ends()
+    checkpoint(world, step=8, older=(5, 2))
+    assert [older.step for older in world.state.older_checkpoints] == [2]
+    checkpoint(world, step=5, older=(2,))  # written again
+    assert world.state.checkpoint is not None and world.state.checkpoint.step == 5
+
+
+@pytest.mark.parametrize("older", [(2,), ()])
+def test_survivors_that_cannot_go_back_to_a_checkpoint_name_it(older: tuple[int, ...]) -> None:
+    """All of them refuse it at once, and that is one refusal. Nobody begins anew when none is left."""
+    world = World()
+    world.key_of = str
+    world.start()
+    checkpoint(world, step=5, older=older)
+    world.dies("n3")
+    for epoch in (1, 2):
+        world.not_begun = set(range(4))
+        for rank, node in world.seats().items():
+            told = {"rank": rank, "epoch": epoch, "lost": None, "why": "checksum"}
+            refused = {"refused": ["checkpoint", 5], **process_on(world, node)}
+            world.give({"kind": "broken", "node": node, **refused, **told})
+        world.give({"kind": "accusations_due"})
+    assert [fields["step"] for fields in world.notes("resolve")] == [5, 5, *older]
+    assert bool(world.ends()) == (not older)
+    assert not older or world.notes("resolve")[-1]["source"] == "checkpoint"
+
+
+def process_on(world: World, node: str) -> dict[str, int]:
+    return {"slot": 0, "incarnation": world.state.nodes[node].processes[0].incarnation}
+
+
 def test_a_failure_before_anything_was_committed_begins_anew() -> None:
     world = World()
     world.key_of = str

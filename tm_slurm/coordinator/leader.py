@@ -34,7 +34,7 @@ from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Event, EventError
 from tm_slurm.observe.record import Record
 from tm_slurm.slurm import Slurm
-from tm_slurm.state.checkpoint_directory import checkpoints_of, newest, step_of
+from tm_slurm.state.checkpoint_directory import checkpoints_of, complete, step_of
 
 log = logging.getLogger("tm_slurm.leader")
 
@@ -190,9 +190,11 @@ class Leader:
                 if node.agent_up:
                     self._presence.expect(node.name, elapsed_s())
         self._feed({"kind": "led", "node": self.node, "term": self._leadership.term})
-        found = newest(checkpoints_of(self.job_dir)) if self._replayed == 0 else None
-        if found is not None:
-            self._feed({"kind": "checkpoint_found", "step": step_of(found), "path": str(found)})
+        found = complete(checkpoints_of(self.job_dir)) if self._replayed == 0 else []
+        if found:
+            older = [[step_of(path), str(path)] for path in found[1:]]
+            newest = {"step": step_of(found[0]), "path": str(found[0])}
+            self._feed({"kind": "checkpoint_found", **newest, "older": older})
         self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
         log.info("leading node=%s term=%d replayed=%d", self.node, self._leadership.term, self._replayed)
         if self.state.verdict is not None:  # the leader before was lost between its verdict and its farewell

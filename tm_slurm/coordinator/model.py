@@ -290,10 +290,16 @@ class JobState:
     state_bytes: dict[int, int] = field(default_factory=dict)
     """rank → bytes of its parameters and optimizer state"""
     snapshot: Stored | None = None
-    snapshot_refused: int = 0
-    """how often a lost rank could not be given its part of it"""
     snapshot_in_work: Stored | None = None
     checkpoint: Stored | None = None
+    older_checkpoints: list[Stored] = field(default_factory=list)
+    """those that are still there, newest first, for when the newest is damaged"""
+    checkpoints_given_up: set[str] = field(default_factory=set)
+    """paths of those that ranks could not go back to"""
+    refused: tuple[str, int, int] = ("", -1, 0)
+    """source and step of the last state that a rank could not go back to, and how often that was so"""
+    refused_in: int = -1
+    """the epoch in which that was heard of last: a damaged one is refused by many at once"""
     checkpoint_in_work: Stored | None = None
     duties: dict[int, str] = field(default_factory=dict)
     """rank → what it was last told to do about snapshots and checkpoints"""

@@ -198,7 +198,9 @@ class Moves(Storing):
         place = self._places_to_take().get(int(given["rank"]))
         if undertaking is None or undertaking.epoch != given["epoch"] or place is None:
             return
-        self._doubt_the_snapshot()
+        recovery = self.state.recovery
+        if recovery is not None and recovery.target is not None:
+            self._doubt(recovery.source, recovery.target, recovery.epoch)
         joiner = self.state.nodes[place[0]]
         joiner.failures += 1
         self._note("join_failed", node=joiner.name, rank=given["rank"], why=given["why"])

@@ -167,6 +167,9 @@ class Recoveries(Resolving):
         """A rank's collective failed. Usually the cause is known already, or in a moment."""
         rank, lost = int(given["rank"]), given.get("lost")
         self._note("broken", rank=rank, lost=lost, why=given.get("why", ""))
+        if "refused" in given:
+            source, step = given["refused"]
+            self._doubt(str(source), int(step), int(given["epoch"]))
         recovery = self.state.recovery
         stopping = recovery is not None and recovery.target is None  # it will say where it has stopped
         if not stopping and not self.state.finishing and self.state.started:

@@ -9,7 +9,7 @@ State comes from, in this order:
 replicas    a survivor with the same parameters and optimizer state serves them; the rank's private state
             comes from its buddy
 snapshot    everybody goes back to the newest complete one
-checkpoint  everybody goes back to it
+checkpoint  everybody goes back to it; to an older one if it is damaged
 anew        nobody has committed anything yet: everybody builds again
 """
 
@@ -85,11 +85,13 @@ class Resolving(Placing):
         snapshot, checkpoint = state.snapshot, state.checkpoint
         base = checkpoint.step if checkpoint is not None else 0
         young = target <= base + 1 or not self._knows_replicas()
-        if survivors and young:  # next to nothing is lost by beginning again
+        lost_all = checkpoint is None and state.checkpoints_given_up  # then it would be all that is lost
+        if survivors and young and not lost_all:  # next to nothing is lost by beginning again
             source = "checkpoint" if checkpoint is not None else "anew"
             path = {"path": checkpoint.path} if checkpoint is not None else {}
             return {"source": source, "step": base, "again": True, **path}
-        if snapshot is not None and self._snapshot_is_whole(recovery, survivors):
+        newer = checkpoint is None or (snapshot is not None and snapshot.step >= checkpoint.step)
+        if snapshot is not None and newer and self._snapshot_is_whole(recovery, survivors):
             return {"source": "snapshot", "step": snapshot.step}
         if checkpoint is not None:
             return {"source": "checkpoint", "step": checkpoint.step, "path": checkpoint.path}

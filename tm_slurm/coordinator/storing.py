@@ -11,6 +11,9 @@ from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.leaving import Leaving
 from tm_slurm.coordinator.model import Node, Stored
 
+REFUSALS = 2
+"""So often is tried to go back to a state before it is given up for an older one."""
+
 AFTER_THE_FIRST = 1 << 62
 """As a step: when everything has been stepped that ever will be."""
 
@@ -97,7 +100,7 @@ class Storing(Leaving):
             return
         state.snapshot_in_work = done
         if set(done.where) == set(state.seats):
-            state.snapshot, state.snapshot_in_work, state.snapshot_refused = done, None, 0
+            state.snapshot, state.snapshot_in_work = done, None
             for rank in state.seats:
                 self._tell_rank(rank, {"kind": "snapshot_complete", "step": done.step})
             self._tell_keepers(done)
@@ -144,15 +147,33 @@ class Storing(Leaving):
             in_work.where[int(given["rank"])] = str(given.get("keeper", ""))
         return in_work
 
-    def _doubt_the_snapshot(self) -> None:
-        """Taking a lost rank's part of it has failed: not too often, there may be a checkpoint."""
+    def _doubt(self, source: str, step: int, epoch: int) -> None:
+        """A rank could not go back to it: it is tried again, but not too often, there may be another."""
         state = self.state
-        if state.recovery is None or state.recovery.source != "snapshot" or state.snapshot is None:
+        stored = {"snapshot": state.snapshot, "checkpoint": state.checkpoint}.get(source)
+        if stored is None or stored.step != step or epoch <= state.refused_in:
             return
-        state.snapshot_refused += 1
-        if state.snapshot_refused > 1:
-            self._note("snapshot_given_up", step=state.snapshot.step)
+        count = state.refused[2] + 1 if state.refused[:2] == (source, step) else 1
+        state.refused, state.refused_in = (source, step, count), epoch
+        if count < REFUSALS:
+            return
+        self._note(f"{source}_given_up", step=step, path=stored.path)
+        if source == "snapshot":
             state.snapshot = None
+        else:
+            state.checkpoints_given_up.add(stored.path)
+            state.checkpoint = state.older_checkpoints.pop(0) if state.older_checkpoints else None
+
+    def _newest_checkpoint(self, given: Input) -> None:
+        """A checkpoint is there; `older` are the others that have not been removed."""
+        state = self.state
+        state.checkpoint = Stored(int(given["step"]), state.epoch, path=str(given["path"]))
+        state.checkpoints_given_up.discard(state.checkpoint.path)
+        state.older_checkpoints = [
+            Stored(int(step), state.epoch, path=str(path))
+            for step, path in given.get("older", ())
+            if path not in state.checkpoints_given_up
+        ]
 
     def _repeat_stop(self) -> None:
         """Rank 0 may be another process now: the job is still to be stopped."""
@@ -161,12 +182,12 @@ class Storing(Leaving):
 
     def _on_checkpoint_found(self, given: Input) -> None:
         """An earlier start of this job has left one: training goes on from there."""
-        self.state.checkpoint = Stored(int(given["step"]), self.state.epoch, path=str(given["path"]))
+        self._newest_checkpoint(given)
         self._note("checkpoint_found", step=given["step"], path=given["path"])
 
     def _on_checkpoint_published(self, given: Input) -> None:
         state = self.state
-        state.checkpoint = Stored(int(given["step"]), state.epoch, path=str(given["path"]))
+        self._newest_checkpoint(given)
         state.checkpoint_in_work = None
         self._note("checkpoint", step=given["step"], path=given["path"])
         self._tell_rank(0, {"kind": "checkpoint_complete", "step": int(given["step"])})

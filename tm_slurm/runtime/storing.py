@@ -42,6 +42,15 @@ GIVEN_UP_AFTER = 4
 part has failed."""
 
 
+class CannotGoBack(StateError):
+    """What was stored of this rank from `source` ("snapshot", "checkpoint") at `step` cannot be had."""
+
+    def __init__(self, why: str, source: str, step: int) -> None:
+        super().__init__(why)
+        self.source = source
+        self.step = step
+
+
 class Storing:
     """Of one process. Messages are handled in the listening thread; all else is the training thread's."""
 
@@ -117,7 +126,9 @@ class Storing:
         told = {"step": step, "epoch": epoch, "rank": 0}
         try:
             path = checkpoint.publish(self._directory, step, int(message["world_size"]), epoch=epoch)
-            self._link.send({"kind": "checkpoint_published", **told, "path": str(path)})
+            kept = checkpoint.complete(self._directory)[: self._policy.checkpoints_kept]
+            older = [[checkpoint.step_of(other), str(other)] for other in kept if other != path]
+            self._link.send({"kind": "checkpoint_published", **told, "path": str(path), "older": older})
             checkpoint.prune(self._directory, keep=self._policy.checkpoints_kept)
         except (OSError, StateError) as error:
             self._link.send({"kind": "checkpoint_failed", **told, "why": str(error)})
@@ -258,7 +269,13 @@ class Storing:
             self._memory.forget()
 
     def go_back(self, back_to: Message, state: State, rank: int) -> int:
-        """Make `state` what it was; returns the number of steps done then. StateError."""
+        """Make `state` what it was; returns the number of steps done then. CannotGoBack."""
+        try:
+            return self._go_back(back_to, state, rank)
+        except StateError as error:
+            raise CannotGoBack(str(error), str(back_to["source"]), int(back_to["step"])) from error
+
+    def _go_back(self, back_to: Message, state: State, rank: int) -> int:
         step = int(back_to["step"])
         if back_to["source"] == "checkpoint":
             path = Path(back_to["path"]) if "path" in back_to else checkpoint.newest(self._directory)

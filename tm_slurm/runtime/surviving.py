@@ -14,6 +14,7 @@ from typing import Any
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Outgoing
+from tm_slurm.runtime.storing import CannotGoBack
 from tm_slurm.runtime.vote import FAILURES, Discarded, Vote
 from tm_slurm.runtime.worker import Worker
 from tm_slurm.state import Mark, StateError, capture
@@ -70,6 +71,8 @@ class Surviving:
         """Say that and where this rank has stopped; what all do now."""
         lost = getattr(error, "rank", None)
         told = {"kind": "broken", "rank": worker.rank, "epoch": worker.epoch, "lost": lost}
+        if isinstance(error, CannotGoBack):
+            told["refused"] = [error.source, error.step]
         worker.link.send({**told, "why": str(error)[:500]})
         worker.stop_at(self.step, at_vote=at_vote, begun=begun, torn=torn)
         order = worker.await_resolution()
@@ -90,7 +93,7 @@ class Surviving:
                 self._exchange_due = True
                 return
             except DISTURBANCES as error:
-                order = self._stop(worker, error)
+                order = self._stop(worker, error, torn=isinstance(error, CannotGoBack))
 
     def _follow(self, worker: Worker, order: Message) -> None:
         back_to = order.get("back_to")
@@ -138,7 +141,7 @@ class Surviving:
                 self._keys_told.clear()
                 self._exchange_due = True
                 return
-            except FAILURES as error:
+            except (CannotGoBack, *FAILURES) as error:
                 self.step = 0
                 worker.rank, worker.world_size = rank, world_size
                 order = self._stop(worker, error, begun=False)

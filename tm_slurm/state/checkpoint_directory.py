@@ -39,7 +39,7 @@ def publish(directory: Path, step: int, world_size: int, *, epoch: int) -> Path:
     is no such checkpoint, and those before are as they were. One of this step that is there already stays.
     """
     partial, path = partial_path(directory, step, epoch), directory / f"step-{step:08d}"
-    if _is_complete(path):  # before a failure all went back behind it; the bits are the same
+    if _is_complete(path) and not _is_damaged(path):  # all went back behind it; the bits are the same
         shutil.rmtree(partial, ignore_errors=True)
         return path
     try:
@@ -159,6 +159,15 @@ def _is_complete(path: Path) -> bool:
         return all(size_of(path / name) == size for name, (size, _) in files.items())
     except (OSError, StateError):
         return False
+
+
+def _is_damaged(path: Path) -> bool:
+    """Whether some file of a complete checkpoint is not what was written. Reads all of it."""
+    try:
+        files = summary_of(path)["files"]
+        return any(file_checksum(path / name) != checksum for name, (_, checksum) in files.items())
+    except (OSError, StateError):
+        return True
 
 
 # ---- files ----
