@@ -451,6 +451,16 @@ def test_the_time_limit_ends_in_a_checkpoint_and_the_queue() -> None:
 # ---- found by test_no_step_is_lost_or_done_twice.py ----
 
 
+def test_a_job_that_was_started_again_often_enough_is_not_requeued() -> None:
+    world = World(nodes=4, active=4)
+    world.plan.on_no_standby = ("requeue",)
+    world.plan.requeues_left = 0
+    world.start()
+    world.event("time_limit", "n1")
+    checkpoint(world, step=9)
+    assert world.ends()[0].state == "failed" and "job.max_requeues" in world.ends()[0].reason
+
+
 def test_whoever_is_alike_before_the_first_step_need_not_be_after_it() -> None:
     """Optimizers that are sharded have no state before the first step."""
     world = World()

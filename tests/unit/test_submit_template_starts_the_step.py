@@ -162,6 +162,7 @@ def test_a_restart_that_only_an_outer_job_had_is_no_restart(batch: Batch) -> Non
     )
     batch.scontrol(f"echo '{record}'")
     assert batch.run(SLURM_RESTART_COUNT="2").returncode == 0
+    assert "SLURM_RESTART_COUNT" not in batch.call()[1]
     assert (batch.job_dir / "secret").read_bytes() != secret
 
 

@@ -110,6 +110,7 @@ class Agent:
             on_no_standby=tuple(self._config.policy.on_no_standby),
             refill_wait_s=self._config.policy.refill_wait_s,
             failures_per_step=self._config.policy.max_failures_per_step,
+            requeues_left=self._config.job.max_requeues - self._surroundings.attempt,
         )
 
     async def run(self) -> int:

@@ -51,7 +51,7 @@ class JobConfig:
         int,
         "seconds before the time limit at which Slurm warns the job (SIGUSR2)",
     ] = 120
-    max_requeues: Annotated[int, "how often the job goes back into the queue at its time limit"] = 3
+    max_requeues: Annotated[int, "a job that was started again so often is not requeued any more"] = 3
     constraint: Annotated[str | None, "node features, as for `sbatch --constraint`"] = None
     exclude: Annotated[str | None, "nodes not to use, as a host list"] = None
     reservation: Annotated[str | None, "reservation to run in"] = None

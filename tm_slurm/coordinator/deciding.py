@@ -30,6 +30,8 @@ class Deciding:
             self._tell(node, slot, message)
 
     def _end(self, verdict: str, exit_code: int, reason: str) -> None:
+        if verdict == "requeue" and self.state.plan.requeues_left <= 0:
+            verdict, reason = "failed", f"{reason}; not requeued again: job.max_requeues"
         self.state.ended = True
         self.state.verdict = {"state": verdict, "exit_code": exit_code, "reason": reason}
         self._note("ended", state=verdict, reason=reason)

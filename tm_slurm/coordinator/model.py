@@ -242,6 +242,8 @@ class Plan:
     on_no_standby: tuple[str, ...] = ("fail",)
     refill_wait_s: float = 60.0
     failures_per_step: int = 2
+    requeues_left: int = 1
+    """how often the job may still go back into the queue"""
 
     @property
     def world_size(self) -> int:

@@ -86,10 +86,14 @@ def start_from_config(path: Path, overrides: Mapping[str, object], inherited: Ma
         )
     # A first run makes its directory anew, whatever an older job of this id left; a requeued one finds its
     # own.
-    job_dir = prepare_job_dir(config, job_id, None if _restarts(job_id, inherited) else new_submission())
+    restarts = _restarts(job_id, inherited)
+    job_dir = prepare_job_dir(config, job_id, None if restarts else new_submission())
     set_verdict_aside(job_dir)
     print(f"tm_slurm: job directory {job_dir}", file=sys.stderr)
-    return shell_lines(config, job_dir, inherited)
+    of_another = (
+        [environment.RESTART_COUNT] if environment.RESTART_COUNT in inherited and not restarts else []
+    )
+    return [*_unset_line(of_another), *shell_lines(config, job_dir, inherited)]
 
 
 def start_submitted(pattern: str, submission: str, inherited: Mapping[str, str]) -> list[str]:
