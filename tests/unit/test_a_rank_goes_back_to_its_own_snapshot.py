@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tm_slurm.runtime.storing import CannotGoBack, Storing
 from tm_slurm.runtime.vote import SNAPSHOT
 from tm_slurm.state import digest, pack, unpack
 from tm_slurm.state.checkpoint_directory import checkpoints_of
+from tm_slurm.state.stored import Stored
 
 torch.set_num_threads(1)
 
@@ -68,6 +70,7 @@ def test_after_going_back_further_the_next_snapshot_is_the_newest(tmp_path: Path
         survivor.handlers()["snapshot_complete"]({"step": 9})  # told, and then all went back behind it
         survivor.go_back(back_to(8, vault), state, 0)
         assert survivor.local_snapshots(0) == [8]
+        survivor.at_boundary(0, state, 8, rank=0, epoch=1)
         survivor.gone_back(4)
         assert survivor.local_snapshots(0) == [] and survivor.flags(6) == SNAPSHOT
 
@@ -78,6 +81,40 @@ def test_a_process_that_did_not_become_a_rank_keeps_nothing_of_it(tmp_path: Path
         standby.go_back(back_to(2, vault), training(7, 1), 0)
         standby.forget()
         assert standby.local_snapshots(0) == []
+
+
+def test_the_first_snapshot_finds_memory_that_was_reserved(tmp_path: Path) -> None:
+    state = training(1, 1)
+    with storing(tmp_path) as rank:
+        rank.at_boundary(0, state, 1, rank=0, epoch=0)
+        assert rank._memory is None, "nobody has said that snapshots are wanted"
+        duties = {"vault": [HOST, 1], "keeper": "n1", "owner": 0, "snapshots": True}
+        rank.handlers()["duties"](duties)
+        assert rank.flags(2) == 0
+        rank.at_boundary(0, state, 2, rank=0, epoch=0)
+        assert rank.flags(3) == SNAPSHOT
+        assert reserved(rank) == [Stored, Stored]
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "told", "expected"), [("always", False, 2), ("auto", True, 2), ("never", True, 0)]
+)
+def test_a_standby_reserves_if_there_will_be_snapshots(
+    tmp_path: Path, snapshots: str, told: bool, expected: int
+) -> None:
+    with storing(tmp_path, snapshots=snapshots) as standby:
+        standby.reserve(training(1, 1), told=told)
+        assert len(reserved(standby)) == expected
+
+
+def reserved(one: Storing) -> list[type]:
+    """Of the slots of its memory, once all that was asked for is done."""
+    if one._memory is None:
+        return []
+    done = threading.Event()
+    one._memory._background.submit(done.set)
+    assert done.wait(20)
+    return [type(slot.memory) for slot in one._memory._slots]
 
 
 def test_what_cannot_be_gone_back_to_is_named(tmp_path: Path) -> None:

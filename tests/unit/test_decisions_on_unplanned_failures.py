@@ -327,6 +327,16 @@ def test_a_rank_that_starts_again_where_it_was_hears_where_its_snapshots_go() ->
     assert [tell.node for tell in world.told("duties")[before:]] == ["n3"]
 
 
+def test_warm_standbys_have_memory_ready_when_there_will_be_snapshots() -> None:
+    world = with_snapshot(step=5)
+    assert sorted(tell.node for tell in world.told("reserve")) == ["n1", "n6"]
+    world.dies("n3")  # it comes back as a standby
+    assert [tell.node for tell in world.told("reserve")][2:] == ["n3"]
+    replicas = World()
+    replicas.start()
+    assert replicas.told("duties") and not replicas.told("reserve")
+
+
 def test_a_former_keeper_is_told_to_forget_and_all_of_the_new_epoch() -> None:
     world = with_snapshot(step=5)
     ranks = {tell.node: tell.message["ranks"] for tell in world.told("keep")}

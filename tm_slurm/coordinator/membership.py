@@ -123,6 +123,7 @@ class Membership(Recoveries):
             return
         process.warm_for = int(given["rank"])
         self._note("warm", node=given["node"], rank=given["rank"], seconds=given.get("seconds"))
+        self._have_standbys_reserve()
         self._advance_move()
 
     def _on_process_exited(self, given: Input) -> None:

@@ -305,6 +305,10 @@ class JobState:
     checkpoint_in_work: Stored | None = None
     duties: dict[int, str] = field(default_factory=dict)
     """rank → what it was last told to do about snapshots and checkpoints"""
+    snapshots_wanted: bool = False
+    """whether the loss of some node would lose parameters that no other node has"""
+    reserving: set[int] = field(default_factory=set)
+    """incarnations of standbys that were told to have memory ready for a snapshot"""
     redone: dict[int, int] = field(default_factory=dict)
     """step → how often it failed although no rank was lost"""
     crashes: list[dict[str, Any]] = field(default_factory=list)

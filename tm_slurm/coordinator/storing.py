@@ -66,7 +66,7 @@ class Storing(Leaving):
         state = self.state
         if not state.started or state.finishing:
             return
-        wanted = self._needs_snapshots()
+        wanted = state.snapshots_wanted = self._needs_snapshots()
         for rank in sorted(state.seats):
             keeper = self._keeper_for(state.seats[rank][0])
             duties = {
@@ -81,6 +81,17 @@ class Storing(Leaving):
             if state.duties.get(rank) != told:
                 state.duties[rank] = told
                 self._tell_rank(rank, duties)
+        self._have_standbys_reserve()
+
+    def _have_standbys_reserve(self) -> None:
+        """Those that are warm: they may have to fetch a snapshot, and memory takes longer than the bytes."""
+        state = self.state
+        for node in state.nodes.values() if state.snapshots_wanted else ():
+            for slot, process in node.processes.items():
+                new = process.warm_for is not None and process.incarnation not in state.reserving
+                if node.standing == "standby" and new:
+                    state.reserving.add(process.incarnation)
+                    self._tell(node.name, slot, {"kind": "reserve"})
 
     def _keeper_for(self, name: str) -> Node | None:
         """The next node of the job, around the ring, that can keep what a rank on `name` has."""

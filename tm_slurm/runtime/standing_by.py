@@ -45,6 +45,9 @@ class StandingBy(Surviving):
                     yield from self._warm_up(worker, order)
                 seconds = time.monotonic() - began
                 worker.link.send({"kind": "process_warm", "rank": worker.rank, "seconds": seconds})
+                worker.storing.reserve(self.state)
+            elif kind == "reserve":
+                worker.storing.reserve(self.state, told=True)
             elif kind in ("join", "replace") and not worker.is_for_me(order):
                 pass  # for the process that was in this slot before
             elif kind == "join":
@@ -56,7 +59,7 @@ class StandingBy(Surviving):
                     return
             elif kind != "assign":  # an assignment that a failure has overtaken
                 self._end_process(0)
-            order = worker.link.next_order("warm", "join", "replace", "retire", "exit", "finish")
+            order = worker.link.next_order("warm", "reserve", "join", "replace", "retire", "exit", "finish")
 
     def _warm_up(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
         """Build the role and run shadow iterations, answered without any communication (TrainMover §4).

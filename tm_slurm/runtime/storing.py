@@ -73,6 +73,7 @@ class Storing:
         self._checkpoint_outstanding = False
         self._checkpoint_asked = False
         self._memory: PeerMemory | None = None
+        self._reserved = False
         self._told: dict[int, tuple[int, int, str]] = {}
         self._checkpoints: checkpoint.Checkpoints | None = None
         self._publisher: Background | None = None
@@ -160,7 +161,7 @@ class Storing:
 
     def _snapshot_due(self, step: int) -> bool:
         with self._lock:
-            if not self._wanted or self._vault is None:
+            if not self._wanted or self._vault is None or not self._reserved:
                 return False
             complete, outstanding = self._complete, self._outstanding
         every = self._policy.snapshot_every_steps
@@ -190,8 +191,21 @@ class Storing:
             complete = (flags >> COMPLETE_SHIFT) - 1  # another rank may have heard of it before this one
             self._on_snapshot_complete({"step": complete})
             self._take_snapshot(state, step, rank, epoch)
+        else:
+            self.reserve(state)
         if flags & CHECKPOINT:
             self._take_checkpoint(state, step, rank, epoch)
+
+    def reserve(self, state: State, *, told: bool = False) -> None:
+        """Have memory ready for snapshots of `state`, if there will be any: once it is all there that a step
+        leaves. `told`: a standby is told so; a rank has its duties."""
+        wanted = self._wanted or (told and self._policy.snapshots == "auto")
+        if wanted and not self._reserved:
+            self._reserved = True
+            try:
+                self._peer_memory().reserve(state)
+            except StateError as error:  # the snapshot itself will say so again
+                print(f"tm_slurm: no memory is reserved for snapshots: {error}", flush=True)
 
     def _take_snapshot(self, state: State, step: int, rank: int, epoch: int) -> None:
         self._taken_at, self._felt_s = step, 0.0
