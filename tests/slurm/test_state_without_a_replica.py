@@ -13,6 +13,7 @@ import pytest
 from training_jobs import TrainingJob
 
 from tm_slurm.localcluster import LocalCluster
+from tm_slurm.state.checkpoint_directory import complete, step_of
 
 pytestmark = pytest.mark.slurm
 Digests = Callable[..., list[str]]
@@ -48,6 +49,39 @@ def test_the_checkpoint_is_used_where_there_is_no_snapshot(
     assert recovered["source"] == "checkpoint" and recovered["step"] % 40 == 0
     assert job.finish() == undisturbed(**SHARDED)
     assert len(list((job.files.job_dir / "checkpoints").iterdir())) == 2  # older ones are removed
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
+) -> None:
+    """In a running job, and at the start of a requeued one."""
+    policy = {"snapshots": "never", "checkpoint_every_steps": 40}
+    job = TrainingJob.submit(cluster, tmp_path, standbys=1, **SHARDED, gates=[85, 205], policy=policy)
+    job.warm(1)
+    damage(Path(job.note("checkpoint", step=80)["path"]))
+    job.kill_rank(job.seats()[0])
+    job.note("recover")
+    job.open_gate(85)
+    assert job.note("recovered", step=40)["source"] == "checkpoint"
+    job.at_step(204)
+    cluster.run(["scancel", "--signal=USR2", str(job.job_id)], timeout_s=10.0)
+    job.note("event_time_limit")
+    job.open_gate(205)
+    job.until("the last checkpoint", lambda: "time_limit" in str(job.files.verdict()))
+    last, before = complete(job.files.job_dir / "checkpoints")[:2]
+    damage(last)
+    job.runs_again()
+    job.note("checkpoint_given_up", step=step_of(last))
+    job.note("resolve", step=step_of(before))
+    assert job.finish(limit_s=200.0) == undisturbed(**SHARDED)
+
+
+def damage(checkpoint: Path) -> None:
+    """One byte of what the first rank has written is another."""
+    path = next((checkpoint / "shard-00000").glob("*.distcp"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(
