@@ -175,9 +175,9 @@ class Leader:
             server.close()
             self._agents.close()
             self._write_status()
+            self._record.close(job_ended=self._end is not None and self._leadership.holds())
             self._leadership.resign()
             self._journal.close()
-            self._record.close()
         log.info("leading no more outcome=%s term=%d", outcome, self._leadership.term)
         return outcome
 
