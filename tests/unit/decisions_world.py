@@ -86,6 +86,13 @@ class World:
         exited = {"slot": slot, "incarnation": process.incarnation, "code": -9, "how": "signal SIGKILL"}
         self.give({"kind": "process_exited", "node": node, **exited, "log": "x.log"})
 
+    def leads(self, node: str, *, without: tuple[str, ...] = ()) -> None:
+        """Another leads, and the agents come to it, except for `without`."""
+        self.give({"kind": "led", "node": node, "term": 2})
+        for name, known in self.state.nodes.items():
+            if known.agent_up and known.standing != "leaving" and name not in without:
+                self.give({"kind": "node_joined", "node": name})
+
     def release_held(self) -> None:
         held, self.held, self.hold = self.held, [], set()
         for tell in held:
@@ -99,7 +106,7 @@ class World:
                 self.give({"kind": "resign_failed", "to": action.to})
                 return
             self.leader_at = action.to
-            self.give({"kind": "led", "node": action.to, "term": 2})
+            self.leads(action.to)
         elif isinstance(action, Tell):
             if action.message["kind"] in self.hold:
                 self.held.append(action)

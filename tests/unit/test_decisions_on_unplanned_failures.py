@@ -165,9 +165,36 @@ def test_replaying_the_journal_of_failures_gives_the_same_state() -> None:
 
 def test_a_new_leader_loses_the_agents_that_do_not_come_back_by_name_of_their_ranks() -> None:
     world = started()
-    world.give({"kind": "led", "node": "n2", "term": 2})
+    world.leads("n2", without=("n3",))
     world.give({"kind": "node_lost", "node": "n3", "reason": "never came back"})
     assert world.seats()[1] == "n6"
+
+
+def test_a_standby_that_has_not_come_to_the_new_leader_gets_no_rank_while_another_is_there() -> None:
+    world = started()
+    world.leads("n2", without=("n6",))
+    world.dies("n3")
+    assert world.seats()[1] == "n1" and world.state.recovery is None
+
+
+def test_a_standby_is_told_to_take_a_rank_when_it_can_hear_it() -> None:
+    world = started(nodes=5, batch_host=None)
+    world.give({"kind": "agent_away", "node": "n5"})
+    world.hold = {"replace"}
+    world.dies("n3")
+    assert world.state.recovery is not None and not world.told("replace"), "it would not hear it"
+    world.give({"kind": "node_joined", "node": "n5"})
+    assert [tell.node for tell in world.told("replace")] == ["n5"]
+
+
+def test_a_chosen_standby_that_stays_away_gives_way_to_one_that_comes() -> None:
+    world = started()
+    for name in ("n1", "n6"):
+        world.give({"kind": "agent_away", "node": name})
+    world.dies("n3")
+    assert world.state.recovery is not None and not world.told("replace")
+    world.give({"kind": "node_joined", "node": "n1"})
+    assert world.seats()[1] == "n1" and world.state.recovery is None
 
 
 def test_without_a_standby_a_rank_starts_again_where_it_was() -> None:
@@ -253,6 +280,19 @@ def test_a_broken_link_that_nothing_else_explains_costs_the_accused_its_seat() -
     assert world.decisions.due(world.clock + 1) == [{"kind": "accusations_due"}]
     world.give({"kind": "accusations_due"})
     assert world.seats()[1] == "n6" and "n3" in world.killed
+
+
+def test_a_link_that_closed_while_its_process_took_a_role_is_not_held_against_it() -> None:
+    world = started()
+    world.hold = {"replace"}
+    world.dies("n3")
+    broken = {"epoch": 1, "rank": 0, "lost": 1, "why": "closed by the other side"}
+    world.give({"kind": "broken", "node": "n2", **broken})
+    world.release_held()
+    assert world.state.recovery is None
+    world.give({"kind": "accusations_due"})
+    assert world.seats()[1] == "n6" and "n6" not in world.killed, "it is well"
+    assert world.state.recoveries_done == 2, "and who has stopped goes on"
 
 
 def test_a_broken_link_that_a_death_explains_is_forgotten() -> None:

@@ -245,6 +245,8 @@ class Decisions(Membership):
     def _on_led(self, given: Input) -> None:
         """A new leader has taken over; a node that only waited for the leader to go can leave now."""
         self.leader_node = given["node"]
+        for node in self.state.nodes.values():
+            node.connected = False  # each will come
         if self.state.recovery is not None:
             self._recover("the leader has changed")
         for node in self.state.nodes.values():
@@ -259,7 +261,8 @@ class Decisions(Membership):
     def _on_agent_retired(self, given: Input) -> None:
         """The agent has said its last word. Its node may be taken only when its process has ended: Slurm
         kills what is left, and a killed task would make the job's step a failed one."""
-        self.state.nodes[given["node"]].agent_up = False
+        node = self.state.nodes[given["node"]]
+        node.agent_up = node.connected = False
 
     def _on_agent_gone(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]

@@ -295,6 +295,8 @@ class Leader:
         self._record.note(note.what, at, **note.fields)
         if note.what in ("moved", "recovered"):
             self._record.moved(note.fields)
+            for pair in note.fields["pairs"]:  # links were closed while its processes took other roles
+                self._presence.acquit(pair["joiner"])
 
     def _release(self, node: str) -> None:
         if self._slurm_side is not None:

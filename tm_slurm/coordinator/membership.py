@@ -17,7 +17,7 @@ class Membership(Recoveries):
             self._tell(given["node"], None, {"kind": "exit", "reason": "not a node of this job"})
             return
         was_lost = not node.agent_up
-        node.agent_up, node.away = True, False
+        node.agent_up, node.connected, node.away = True, True, False
         if node.standing == "lost" or (node.dead and was_lost):
             self._tell(node.name, None, {"kind": "kill"})  # what still runs there belongs to the past
         if node.standing == "lost":
@@ -60,6 +60,12 @@ class Membership(Recoveries):
         elif node.standing == "leaving":
             self._tell(node.name, slot, {"kind": "retire"})
         self._advance_recovery()
+
+    def _on_agent_away(self, given: Input) -> None:
+        """The connection to a node's agent has ended: it comes back, or will be lost."""
+        node = self.state.nodes.get(given["node"])
+        if node is not None:
+            node.connected = False
 
     def _on_start_expired(self, given: Input) -> None:
         """Somebody on an active seat has not come; a standby that has takes its place."""
@@ -213,7 +219,7 @@ class Membership(Recoveries):
         was = node.standing
         if was in ("released", "lost") or not node.agent_up:
             return
-        node.agent_up = False
+        node.agent_up = node.connected = False
         node.may_return = bool(given.get("may_return", True))
         node.vault = None
         self._ban(node)

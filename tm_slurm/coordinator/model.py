@@ -57,6 +57,8 @@ class Node:
     batch_host: bool
     standing: Standing = "expected"
     agent_up: bool = False
+    connected: bool = False
+    """Its agent is up and has come to this leader. If not, it may still come, or be lost."""
     away: bool = False
     """Its agent was not connected when it was to lead; it may be back at once, or be lost."""
     processes: dict[int, Process] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.model import Accusation, Node, Recovery, Statement
+from tm_slurm.coordinator.model import Accusation, Node, Place, Recovery, Statement
 from tm_slurm.coordinator.resolving import Resolving
 
 ACCUSED_GRACE_S = 0.3
@@ -70,7 +70,7 @@ class Recoveries(Resolving):
         if earlier is not None:
             recovery.started_at, recovery.restarts = earlier.started_at, earlier.restarts + 1
             recovery.waiting_since = earlier.waiting_since
-            recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
+            recovery.contested = self._still_contested(earlier)
             recovery.moving = set(earlier.moving)
             recovery.unsure = {*earlier.unsure, *earlier.lost}
             recovery.damage = max(recovery.damage, earlier.damage)
@@ -101,6 +101,19 @@ class Recoveries(Resolving):
             self._ask(recovery, place)
         self._choose_early(recovery)
         self._advance_recovery()
+
+    def _still_contested(self, earlier: Recovery) -> dict[int, Place]:
+        """Who may have taken a rank in a recovery that failed. A standby that was not told to take one has
+        not: if it does not answer, nobody needs to wait for it."""
+        if not earlier.settled:
+            return dict(earlier.contested)
+        size = self.state.plan.ranks_per_node
+        told = earlier.target is not None
+        return {
+            rank: place
+            for rank, place in earlier.places.items()
+            if told or place[1] >= size or self.state.nodes[place[0]].connected
+        }
 
     def _damage(self) -> int:
         """How much is lost: seats without a process, nodes without an agent. Of a rack that fails one node
@@ -170,8 +183,9 @@ class Recoveries(Resolving):
         recovery = self.state.recovery
         stopping = recovery is not None and recovery.target is None  # it will say where it has stopped
         if not stopping and not self.state.finishing and self.state.started:
-            # At an older epoch it knew another process by that rank, which may have left since.
-            current = int(given.get("epoch", self.state.epoch)) >= self.state.epoch
+            # At an older epoch it knew another process by that rank, which may have left since; until all
+            # have recovered, processes that build a role anew close links.
+            current = recovery is None and int(given.get("epoch", self.state.epoch)) >= self.state.epoch
             known = lost is not None and int(lost) in self.state.seats and current
             accused = int(lost) if known else None  # type: ignore[arg-type]
             self.state.accusations.append(Accusation(rank, accused, str(given.get("why", "")), self.now))
@@ -244,8 +258,12 @@ class Recoveries(Resolving):
             if not recovery.asked <= {*recovery.statements, *recovery.refusals}:
                 return
             self._settle(recovery)
-        if self._place_lost(recovery) and all(map(self.state.process_at, recovery.places.values())):
+        if self._place_lost(recovery) and all(map(self._is_there, recovery.places.values())):
             self._agree(recovery)
+
+    def _is_there(self, place: Place) -> bool:
+        """Whether the process in a place is up, and hears what it is told."""
+        return self.state.process_at(place) is not None and self.state.nodes[place[0]].connected
 
     def _settle(self, recovery: Recovery) -> None:
         """Who sits where, now that everybody has spoken."""
@@ -320,7 +338,7 @@ class Recoveries(Resolving):
         silent = set() if recovery.settled else recovery.asked - {*recovery.statements, *recovery.refusals}
         late = {place for rank, place in recovery.places.items() if rank not in recovery.resumed}
         if recovery.target is None:
-            late = silent or {place for place in late if self.state.process_at(place) is None}
+            late = silent or {place for place in late if not self._is_there(place)}
         places = sorted(late)
         what = "stop" if silent else "start" if recovery.target is None else "resume"
         names = sorted({name for name, _ in places})
