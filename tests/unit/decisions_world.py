@@ -79,12 +79,13 @@ class World:
         ]
         self.give({"kind": "events", "events": events})
 
-    def dies(self, node: str, slot: int = 0) -> None:
-        """A rank process of a node is killed."""
+    def dies(self, node: str, slot: int = 0, *, code: int = -9, **fields: Any) -> None:
+        """A rank process of a node is killed, or ends with a code of its own."""
         process = self.state.nodes[node].processes[slot]
         self.seated.pop((node, slot), None)
-        exited = {"slot": slot, "incarnation": process.incarnation, "code": -9, "how": "signal SIGKILL"}
-        self.give({"kind": "process_exited", "node": node, **exited, "log": "x.log"})
+        exited = {"slot": slot, "incarnation": process.incarnation, "code": code}
+        exited["how"] = "signal SIGKILL" if code == -9 else f"exit code {code}"
+        self.give({"kind": "process_exited", "node": node, **exited, "log": "x.log", **fields})
 
     def leads(self, node: str, *, without: tuple[str, ...] = ()) -> None:
         """Another leads, and the agents come to it, except for `without`."""

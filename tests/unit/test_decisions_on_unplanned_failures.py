@@ -108,6 +108,38 @@ def test_a_step_that_kills_ranks_on_different_nodes_eats_no_more_standbys() -> N
     assert "step 7" in world.ends()[0].reason and "2 times" in world.ends()[0].reason
 
 
+@pytest.mark.parametrize("held", ["interrupt", "replace"])
+def test_a_rank_that_is_killed_while_another_is_replaced_is_replaced_too(held: str) -> None:
+    world = started()
+    world.hold = {held}
+    world.dies("n3")
+    world.hold, world.held = set(), []
+    world.dies("n4")
+    assert not world.ends() and world.state.recovery is None
+    assert world.seats() == {0: "n2", 1: "n6", 2: "n1", 3: "n5"}
+
+
+def test_a_rank_that_had_stopped_already_has_not_died_of_the_step() -> None:
+    world = started()
+    world.state.nodes["n6"].processes.clear()
+    world.state.nodes["n1"].processes.clear()
+    world.dies("n3", code=1)
+    world.dies("n4", code=1)
+    assert not world.ends() and len(world.state.crashes) == 1
+    world.spawn("n6")
+    world.spawn("n1")
+    assert world.seats() == {0: "n2", 1: "n6", 2: "n1", 3: "n5"} and not world.ends()
+
+
+def test_a_step_that_fails_at_a_survivor_too_as_it_goes_on_has_failed_twice() -> None:
+    world = started()
+    world.hold = {"replace"}
+    world.dies("n3", code=1)
+    world.hold, world.held = set(), []
+    world.dies("n4", code=1)
+    assert "ranks died 2 times at step 7" in world.ends()[0].reason
+
+
 def test_a_failure_gives_up_a_move_in_preparation_and_makes_it_again() -> None:
     world = started()
     world.hold = {"join"}

@@ -198,6 +198,8 @@ class Recovery:
     """lost rank → share of its state → [host, port] where that can be fetched"""
     resumed: dict[int, dict[str, float]] = field(default_factory=dict)
     restarts: int = 0
+    killed: bool = False
+    """whether a rank process that somebody killed (SIGKILL) has been counted against the step"""
     damage: int = 0
     """seats without a process and nodes without an agent, when most were lost"""
     in_vain: int = 0

@@ -41,13 +41,24 @@ class Recoveries(Resolving):
         node.dead = True
         ranks = sorted(self.state.ranks_on(node.name))
         fields: dict[str, Any] = {"node": node.name, "ranks": ranks, "how": how}
+        killed = crashed is not None and _was_killed(crashed)
         if crashed is not None:
-            node.crashed = True
             fields |= {"last_words": str(crashed.get("tail", ""))[-2000:], "log": crashed.get("log", "none")}
             fields["step"] = crashed.get("committed")
-            self.state.crashes.append(fields)
+            if self._is_held_against_the_step(node, crashed):
+                node.crashed = True
+                self.state.crashes.append(fields)
         self._note("failed", **fields)
-        self._recover(how)
+        self._recover(how, killed=killed)
+
+    def _is_held_against_the_step(self, node: Node, crashed: Input) -> bool:
+        """Not of a process that had stopped already. Of those that somebody kills while a recovery is under
+        way only the first: a rack fails in pieces, and the kernel ends many for want of memory."""
+        recovery = self.state.recovery
+        if recovery is None:
+            return True
+        stopped = recovery.target is None and (node.name, int(crashed["slot"])) in recovery.statements
+        return not stopped and not (recovery.killed and _was_killed(crashed))
 
     def _ban(self, node: Node) -> None:
         """Whatever runs on a node is nobody any more, even if it does not know."""
@@ -61,12 +72,13 @@ class Recoveries(Resolving):
         self._ban(node)
         self._tell(node.name, None, {"kind": "spawn"})
 
-    def _recover(self, how: str) -> None:
+    def _recover(self, how: str, *, killed: bool = False) -> None:
         """Begin, or begin again, with a new epoch."""
         state = self.state
         earlier = state.recovery
         state.last_epoch += 1
         recovery = Recovery(state.last_epoch, how, self.now, self.now, damage=self._damage())
+        recovery.killed = killed or (earlier is not None and earlier.killed)
         if earlier is not None:
             recovery.started_at, recovery.restarts = earlier.started_at, earlier.restarts + 1
             recovery.waiting_since = earlier.waiting_since
@@ -368,3 +380,8 @@ class Recoveries(Resolving):
         for place in sorted(recovery.asked):
             if place[0] == node.name and place not in recovery.statements:
                 self._ask(recovery, place)
+
+
+def _was_killed(exited: Input) -> bool:
+    """Whether somebody else has ended this process: nothing that it did itself ends so."""
+    return exited.get("how") == "signal SIGKILL" and "Traceback" not in str(exited.get("tail", ""))
