@@ -110,6 +110,7 @@ class Agent:
             on_no_standby=tuple(self._config.policy.on_no_standby),
             refill_wait_s=self._config.policy.refill_wait_s,
             failures_per_step=self._config.policy.max_failures_per_step,
+            finish_timeout_s=self._config.policy.finish_timeout_s,
         )
 
     async def run(self) -> int:

@@ -162,6 +162,11 @@ class PolicyConfig:
     start_timeout_s: Annotated[float, "time for all rank processes to come up"] = 600.0
     prepare_timeout_s: Annotated[float, "time for the preparation of a move, during training"] = 120.0
     switch_timeout_s: Annotated[float, "time for the pause of a move, before it counts as failed"] = 60.0
+    finish_timeout_s: Annotated[
+        float,
+        "time for the rank processes to end after the last step (what the script does after training is in "
+        "it); then they are ended",
+    ] = 600.0
     shadow_steps: Annotated[int, "warm-up steps of a standby, inside the sandbox"] = 3
     on_no_standby: Annotated[
         list[str],

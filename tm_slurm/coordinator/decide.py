@@ -103,6 +103,8 @@ class Decisions(Membership):
         move, recovery = state.move, state.recovery
         if state.ended:
             return []
+        if state.finishing and now - state.finishing_since > plan.finish_timeout_s:
+            return [{"kind": "finish_expired"}]
         if recovery is not None:
             return self._recovery_due(recovery, now)
         if state.accusations and now - state.accusations[0].at > ACCUSED_GRACE_S:
@@ -299,13 +301,30 @@ class Decisions(Membership):
         state = self.state
         if len(state.done) < state.plan.world_size or state.finishing or state.recovery is not None:
             return
-        state.finishing = True
+        state.finishing, state.finishing_since = True, self.now
         if state.move is not None:
             self._cancel_move("training is done")
         step = max(told["step"] for told in state.done.values())
         self._note("trained", step=step, digests=self._digests())
         for rank in state.seats:
             self._tell_rank(rank, {"kind": "finish"})
+
+    def _on_finish_expired(self, given: Input) -> None:
+        """A rank hangs while it ends. Its training is done: that must not hold all nodes until the time
+        limit."""
+        state = self.state
+        if not state.finishing:
+            return
+        late = [rank for rank in sorted(state.seats) if state.process(rank) is not None]
+        nodes = ", ".join(sorted({state.seats[rank][0] for rank in late}))
+        limit = state.plan.finish_timeout_s
+        how = f"ranks {late} on {nodes} did not end within {limit:g} s after the last step"
+        self._note("late", nodes=nodes.split(", "), how=how)
+        undone = sorted(set(state.seats) - set(state.done))
+        if undone:
+            self._end("failed", 1, f"{how} (policy.finish_timeout_s); ranks {undone} had not finished")
+        else:
+            self._end("completed", 0, f"all ranks have finished; {how}")
 
     def _digests(self) -> list[str]:
         return [str(self.state.done[rank]["digest"]) for rank in sorted(self.state.done)]

@@ -246,6 +246,7 @@ class Plan:
     on_no_standby: tuple[str, ...] = ("fail",)
     refill_wait_s: float = 60.0
     failures_per_step: int = 2
+    finish_timeout_s: float = 600.0
 
     @property
     def world_size(self) -> int:
@@ -273,6 +274,7 @@ class JobState:
     last_epoch: int = 0
     started: bool = False
     finishing: bool = False
+    finishing_since: float = 0.0
     ended: bool = False
     verdict: dict[str, Any] | None = None
     move: Move | None = None
