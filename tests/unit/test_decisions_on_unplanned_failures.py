@@ -409,6 +409,35 @@ def test_a_stopped_process_is_replaced() -> None:
     assert world.seats()[1] == "n6" and "n3" in world.killed
 
 
+def test_a_checkpoint_that_does_not_come_before_the_time_limit_is_not_waited_for() -> None:
+    world = started()
+    event = {"id": "t", "kind": "time_limit", "node": "", "source": "agent", "reason": "120 s left"}
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    world.give({"kind": "events", "events": [event]})
+    at = world.state.stopping_since
+    for rank, name in ((0, "n2"), (2, "n4")):
+        world.give({"kind": "checkpoint_written", "node": name, "rank": rank, "step": 8, "epoch": 0})
+    limit = world.plan.stop_timeout_s
+    assert world.decisions.due(at + limit - 1) == []
+    assert world.decisions.due(at + limit + 1) == [{"kind": "stop_expired"}]
+    world.give({"kind": "stop_expired"})
+    (end,) = world.ends()
+    assert end.state == "requeue" and "ranks [1, 3] have not written a checkpoint" in end.reason
+    assert "from the checkpoint of step 2" in end.reason
+
+
+def test_a_recovery_does_not_hold_a_job_that_must_stop_beyond_its_limit() -> None:
+    world = started()
+    world.hold = {"interrupt"}
+    world.dies("n3")
+    event = {"id": "t", "kind": "preempt", "node": "", "source": "agent", "reason": "grace"}
+    world.give({"kind": "events", "events": [event]})
+    late = world.decisions.due(world.state.stopping_since + world.plan.stop_timeout_s + 1)
+    assert late == [{"kind": "stop_expired"}]
+    world.give(late[0])
+    assert world.ends()[0].state == "requeue" and "from the start" in world.ends()[0].reason
+
+
 def test_the_time_limit_ends_in_a_checkpoint_and_the_queue() -> None:
     world = started()
     event = {"id": "t", "kind": "time_limit", "node": "", "source": "agent", "reason": "120 s left"}

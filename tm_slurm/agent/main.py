@@ -111,6 +111,7 @@ class Agent:
             refill_wait_s=self._config.policy.refill_wait_s,
             failures_per_step=self._config.policy.max_failures_per_step,
             finish_timeout_s=self._config.policy.finish_timeout_s,
+            stop_timeout_s=self._config.policy.stop_timeout_s or self._config.job.stop_timeout_s,
         )
 
     async def run(self) -> int:

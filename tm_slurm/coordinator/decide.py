@@ -105,6 +105,8 @@ class Decisions(Membership):
             return []
         if state.finishing and now - state.finishing_since > plan.finish_timeout_s:
             return [{"kind": "finish_expired"}]
+        if state.stopping and not state.finishing and now - state.stopping_since > plan.stop_timeout_s:
+            return [{"kind": "stop_expired"}]
         if recovery is not None:
             return self._recovery_due(recovery, now)
         if state.accusations and now - state.accusations[0].at > ACCUSED_GRACE_S:
@@ -178,10 +180,27 @@ class Decisions(Membership):
         if state.finishing or state.stopping:
             return
         state.stopping = f"{event['kind']}: {event.get('reason', '')}"
+        state.stopping_since = self.now
         if not state.started:
             self._end("requeue", 1, state.stopping)
         else:
             self._tell_rank(0, {"kind": "checkpoint"})
+
+    def _on_stop_expired(self, given: Input) -> None:
+        """The checkpoint has not come, and what is left of the time is needed to leave in order."""
+        state = self.state
+        if not state.stopping or state.finishing:
+            return
+        written = state.checkpoint_in_work.where if state.checkpoint_in_work is not None else {}
+        late = [rank for rank in sorted(state.seats) if rank not in written]
+        who = f"ranks {late} have not written a checkpoint" if late else "the checkpoint was not published"
+        how = f"{who} within {state.plan.stop_timeout_s:g} s (policy.stop_timeout_s)"
+        if state.recovery is not None:
+            how += f", in the recovery at epoch {state.recovery.epoch} ({state.recovery.how})"
+        newest = state.checkpoint
+        from_where = f"from the checkpoint of step {newest.step}" if newest is not None else "from the start"
+        self._note("late", nodes=sorted({state.seats[rank][0] for rank in late}), how=how)
+        self._end("requeue", 1, f"{state.stopping}; {how}; it goes on {from_where}")
 
     def _noticed(self, node: Node, event: Input) -> None:
         gives_back = event["kind"] != "request"

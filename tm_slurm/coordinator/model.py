@@ -247,6 +247,7 @@ class Plan:
     refill_wait_s: float = 60.0
     failures_per_step: int = 2
     finish_timeout_s: float = 600.0
+    stop_timeout_s: float = 100.0
 
     @property
     def world_size(self) -> int:
@@ -310,6 +311,7 @@ class JobState:
     ranks, how, log and last words"""
     stopping: str = ""
     """why the job goes back into the queue as soon as its checkpoint is written"""
+    stopping_since: float = 0.0
 
     @classmethod
     def initial(cls, plan: Plan) -> JobState:
