@@ -409,6 +409,33 @@ def test_a_stopped_process_is_replaced() -> None:
     assert world.seats()[1] == "n6" and "n3" in world.killed
 
 
+def test_crashes_of_all_ranks_at_different_steps_have_nothing_to_do_with_each_other() -> None:
+    world = World(nodes=2, active=2, batch_host=None)
+    world.start()
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    for step in (100, 5000):
+        world.hold = {"interrupt"}
+        world.dies("n1", code=1, committed=step)
+        world.hold, world.held = set(), []
+        world.dies("n2", code=1, committed=step)
+        assert not world.ends() and world.state.recovery is None
+    world.hold = {"interrupt"}
+    world.dies("n1", code=1, committed=5000)
+    world.hold, world.held = set(), []
+    world.dies("n2", code=1, committed=5000)
+    assert "ranks died 2 times at step 5000" in world.ends()[0].reason
+
+
+def test_a_rank_that_gives_up_ends_the_job_at_once() -> None:
+    world = started()
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    why = "step 7: gradients are not finite, some of them on rank 1"
+    incarnation = world.state.nodes["n3"].processes[0].incarnation
+    told = {"slot": 0, "incarnation": incarnation, "rank": 1, "why": why}
+    world.give({"kind": "gives_up", "node": "n3", **told})
+    assert world.ends()[0].state == "failed" and world.ends()[0].reason == f"rank 1 on n3: {why}"
+
+
 def test_a_checkpoint_that_does_not_come_before_the_time_limit_is_not_waited_for() -> None:
     world = started()
     event = {"id": "t", "kind": "time_limit", "node": "", "source": "agent", "reason": "120 s left"}

@@ -24,6 +24,7 @@ AGENT_INPUTS = frozenset(
         "checkpoint_failed",
         "checkpoint_published",
         "checkpoint_written",
+        "gives_up",
         "join_failed",
         "joined",
         "leaver_prepared",

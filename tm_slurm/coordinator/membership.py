@@ -248,6 +248,14 @@ class Membership(Recoveries):
         self._lost(node)
         self._start_if_ready()
 
+    def _on_gives_up(self, given: Input) -> None:
+        """A rank cannot go on, and neither would its successor: gradients that are not numbers, where the
+        policy is to stop."""
+        rank, node = int(given["rank"]), str(given["node"])
+        self._note("gives_up", node=node, rank=rank, why=given["why"])
+        if self.state.started and not self.state.finishing:
+            self._end("failed", 1, f"rank {rank} on {node}: {given['why']}")
+
     def _on_process_unwell(self, given: Input) -> None:
         """A rank process is in a state that may pass or may not: people should know."""
         self._note("unwell", node=given["node"], slot=given["slot"], how=given["how"])

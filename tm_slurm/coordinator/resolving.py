@@ -276,14 +276,20 @@ class Resolving(Placing):
             return False
         for name in crashed:
             self.state.nodes[name].crashed = False  # counted once, however often the recovery begins again
-        count = self.state.failures_at.get(target, 0) + 1
-        self.state.failures_at = {target: count}
+        step = target if recovery.statements else self._step_of_the_crash(crashed, target)
+        count = self.state.failures_at.get(step, 0) + 1
+        self.state.failures_at = {step: count}
         if count == 1:
             self.state.crashes = [crash for crash in self.state.crashes if crash["node"] in crashed]
         if count < self.state.plan.failures_per_step:
             return False
-        self._end("failed", 1, f"ranks died {count} times at step {target}; {self._first_crash()}")
+        self._end("failed", 1, f"ranks died {count} times at step {step}; {self._first_crash()}")
         return True
+
+    def _step_of_the_crash(self, crashed: list[str], otherwise: int) -> int:
+        """Nobody is left to say where all were: as far as the dead had told."""
+        steps = {crash["node"]: crash["step"] for crash in self.state.crashes if crash["node"] in crashed}
+        return max((int(step) for step in steps.values() if step is not None), default=otherwise)
 
     def _fails_without_a_loss(self, recovery: Recovery, target: int) -> bool:
         """Collectives that fail in the same step again and again although nobody is lost will go on to."""

@@ -175,11 +175,15 @@ class Runtime(StandingBy):
             return
         if worker.config.policy.on_nonfinite == "stop" or self._redone == self.step:
             again = " again, after it was done anew" if self._redone == self.step else ""
-            mine = "" if all_finite(self.state) else f", some of them on rank {self.role.rank}"
-            raise FloatingPointError(
+            finite = all_finite(self.state)
+            mine = "" if finite else f", some of them on rank {self.role.rank}"
+            why = (
                 f"step {self.step}: gradients are not finite{again}{mine}; nothing of the step was applied "
                 "(policy.on_nonfinite)"
             )
+            if not finite:  # else those that have them say so
+                worker.link.send({"kind": "gives_up", "rank": self.role.rank, "why": why})
+            raise FloatingPointError(why)
         self._redone = self.step
         raise Discarded
 
