@@ -106,7 +106,7 @@ def test_gradients_that_are_not_numbers_end_the_job_at_once_if_the_config_says_s
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     policy = {"on_nonfinite": "stop", "checkpoint_every_steps": 10}
-    job = TrainingJob.submit(cluster, tmp_path, standbys=0, nan_at=[30], policy=policy)
+    job = TrainingJob.submit(cluster, tmp_path, standbys=0, nan_at=[1, 30], policy=policy)
     verdict = job.until("the job's verdict", job.files.verdict)
     assert verdict["state"] == "failed"
     assert "step 30: gradients are not finite" in verdict["reason"]

@@ -436,6 +436,17 @@ def test_a_rank_that_gives_up_ends_the_job_at_once() -> None:
     assert world.ends()[0].state == "failed" and world.ends()[0].reason == f"rank 1 on n3: {why}"
 
 
+def test_a_private_state_that_was_lost_on_its_way_is_asked_for_again() -> None:
+    world = started()
+    world.hold = {"replace"}
+    world.dies("n3")
+    world.hold, world.held = set(), []
+    world.give({"kind": "ward_missing", "epoch": 1, "rank": 1})
+    assert world.state.recovery is None and world.state.epoch == 2 and not world.ends()
+    world.give({"kind": "ward_missing", "epoch": 1, "rank": 1})
+    assert world.state.epoch == 2, "that is past"
+
+
 def test_a_checkpoint_that_does_not_come_before_the_time_limit_is_not_waited_for() -> None:
     world = started()
     event = {"id": "t", "kind": "time_limit", "node": "", "source": "agent", "reason": "120 s left"}

@@ -261,7 +261,10 @@ class Leader:
             if int(message["epoch"]) >= self.state.epoch:  # at an older one it knew other processes
                 self._agents.accuse(message)
             return True
-        return self._wards.take(message)
+        taken = self._wards.take(message)
+        for order in self._wards.complete() if taken else ():
+            self._agents.say(order.node, order.message, slot=order.slot)
+        return taken
 
     # ---- actions ----
 
@@ -287,7 +290,7 @@ class Leader:
             self._agents.tell(replace(action, message=message))
         else:
             self._agents.tell(action, whole=False)
-            self.stop(f"the private state of rank {action.message['rank']} was not handed in")
+            self._wards.hold(action, elapsed_s())
 
     def _noted(self, note: Note) -> None:
         at = time.time()
@@ -370,6 +373,9 @@ class Leader:
             return
         self._agents.give_up(now)
         self._watch_the_vote(now)
+        for order in self._wards.overdue(now):
+            told = {"epoch": order.message["epoch"], "rank": order.message["rank"]}
+            self._feed({"kind": "ward_missing", **told})
         for given in self._decisions.due(self._leadership.job_clock.now()):
             self._feed(given)
         if not self.state.started and now - self._started_at > self._limits.start_timeout_s:

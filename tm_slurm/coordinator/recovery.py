@@ -338,6 +338,12 @@ class Recoveries(Resolving):
 
     # ---- what takes too long ----
 
+    def _on_ward_missing(self, given: Input) -> None:
+        """The private state of a lost rank was promised and has not come: all are asked again."""
+        recovery, rank = self._recovery_of(given), int(given["rank"])
+        if recovery is not None and rank in recovery.places and rank not in recovery.resumed:
+            self._recover(f"the private state of rank {rank} was not handed in at epoch {recovery.epoch}")
+
     def _on_refill_expired(self, given: Input) -> None:
         """Time is over for the policy `wait`; the next one has its turn."""
         self._advance_recovery()

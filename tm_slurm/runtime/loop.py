@@ -26,7 +26,8 @@ from tm_slurm.runtime.finite import all_finite
 from tm_slurm.runtime.handover import Outgoing
 from tm_slurm.runtime.limits import PRIVATE_INTERVAL_S
 from tm_slurm.runtime.role import Role, role_of
-from tm_slurm.runtime.standing_by import StandingBy, say
+from tm_slurm.runtime.saying import say
+from tm_slurm.runtime.standing_by import StandingBy
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of

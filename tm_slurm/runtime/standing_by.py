@@ -4,7 +4,6 @@ rank's place (TrainMover §4, §5, §7)."""
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Incoming
 from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S
+from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
 from tm_slurm.state import ReceiveReport, give_buffers, give_private, take_private
@@ -190,8 +190,3 @@ class StandingBy(Surviving):
         measured = {"bytes": report.bytes, "state_s": report.seconds, **(times or {})}
         worker.link.send({**told, **measured})
         return True
-
-
-def say(text: str) -> None:
-    """One line for people, in this process's log."""
-    print(f"tm_slurm: {text}", file=sys.stderr, flush=True)
