@@ -436,6 +436,44 @@ def test_a_rank_that_gives_up_ends_the_job_at_once() -> None:
     assert world.ends()[0].state == "failed" and world.ends()[0].reason == f"rank 1 on n3: {why}"
 
 
+def test_a_successor_has_time_to_build_its_role_and_then_to_take_its_state() -> None:
+    world = started()
+    world.state.state_bytes[1] = 20 * 10**9
+    world.hold = {"warm", "replace"}
+    world.dies("n3")
+    plan, agreed_at = world.plan, world.state.recovery.agreed_at if world.state.recovery else 0.0
+    assert world.told("replace") and plan.switch_timeout_s < plan.prepare_timeout_s
+    assert world.decisions.due(agreed_at + plan.prepare_timeout_s - 1) == []
+    process = world.state.nodes["n6"].processes[0]
+    warm = {"slot": 0, "incarnation": process.incarnation, "rank": 1}
+    warm_at = agreed_at + plan.prepare_timeout_s - 2
+    world.give({"kind": "process_warm", "node": "n6", "at": warm_at, **warm})
+    assert world.decisions.due(warm_at + plan.switch_timeout_s + 199) == []
+    late = world.decisions.due(warm_at + plan.switch_timeout_s + 201)
+    assert [given["kind"] for given in late] == ["recovery_expired"]
+
+
+def test_a_successor_that_does_not_build_its_role_in_time_is_given_up() -> None:
+    world = started()
+    world.hold = {"warm", "replace"}
+    world.dies("n3")
+    late = world.decisions.due(world.clock + world.plan.prepare_timeout_s + 1)
+    assert [given["kind"] for given in late] == ["recovery_expired"]
+
+
+def test_a_large_state_has_the_time_that_it_takes_in_a_move() -> None:
+    world = started()
+    world.state.state_bytes[0] = 20 * 10**9
+    world.hold = {"go"}
+    world.event("drain", "n2")
+    world.give({"kind": "switching", "node": "n2", "epoch": 1, "step": 7})
+    at = world.state.move.switching_at if world.state.move else 0.0
+    assert world.decisions.due(at + world.plan.switch_timeout_s + 199) == []
+    assert [due["kind"] for due in world.decisions.due(at + world.plan.switch_timeout_s + 201)] == [
+        "switch_expired"
+    ]
+
+
 def test_a_private_state_that_was_lost_on_its_way_is_asked_for_again() -> None:
     world = started()
     world.hold = {"replace"}

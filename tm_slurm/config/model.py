@@ -12,6 +12,10 @@ from typing import Annotated, Any, Literal
 
 from tm_slurm.config.time_limit import TimeLimitError, parse_time_limit
 
+SLOWEST_BYTES_S = 100e6
+"""Bytes a second at which a state still counts as on its way: 1 Gbit/s nearly. What it takes so is added to
+switch_timeout_s."""
+
 LEAVING_S = 20
 """What it takes to tell all agents to go, end their rank processes, and end the job."""
 
@@ -169,8 +173,14 @@ class PolicyConfig:
     ] = 2.0
     lease_s: Annotated[float, "silence after which another agent may become leader"] = 2.0
     start_timeout_s: Annotated[float, "time for all rank processes to come up"] = 600.0
-    prepare_timeout_s: Annotated[float, "time for the preparation of a move, during training"] = 120.0
-    switch_timeout_s: Annotated[float, "time for the pause of a move, before it counts as failed"] = 60.0
+    prepare_timeout_s: Annotated[
+        float, "time for the preparation of a move, during training, or for a successor to build its role"
+    ] = 120.0
+    switch_timeout_s: Annotated[
+        float,
+        "time for the pause of a move, or for a successor that has its role to take the state, before it "
+        "counts as failed; 10 s more for each gigabyte of state",
+    ] = 60.0
     finish_timeout_s: Annotated[
         float,
         "time for the rank processes to end after the last step (what the script does after training is in "

@@ -117,7 +117,8 @@ class Decisions(Membership):
             return [{"kind": "lost_for_good", "node": name} for name in gone]
         if move is None:
             return []
-        if move.phase == "switching" and now - move.switching_at > plan.switch_timeout_s:
+        moving = sum(state.state_bytes.get(rank, 0) for rank in move.ranks())
+        if move.phase == "switching" and now - move.switching_at > plan.transfer_timeout_s(moving):
             return [{"kind": "switch_expired", "epoch": move.epoch}]
         if move.phase == "preparing" and now - move.started_at > plan.prepare_timeout_s:
             return [{"kind": "prepare_expired", "epoch": move.epoch}]
@@ -139,7 +140,10 @@ class Decisions(Membership):
             since = recovery.waiting_since
             over = since is not None and now - since >= plan.refill_wait_s
             return [{"kind": "refill_expired"}] if over else []
-        if now - max(recovery.begun_at, recovery.agreed_at) > limit:
+        over = now - recovery.begun_at > limit
+        if recovery.target is not None:
+            over = any(now > self._resumes_by(recovery, rank) for rank in self._not_resumed(recovery))
+        if over:
             return [{"kind": "recovery_expired", "epoch": recovery.epoch}]
         return []
 

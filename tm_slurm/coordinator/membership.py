@@ -127,7 +127,8 @@ class Membership(Recoveries):
         process = self._known(given)
         if process is None:
             return
-        process.warm_for = int(given["rank"])
+        if process.warm_for != int(given["rank"]):
+            process.warm_for, process.warm_at = int(given["rank"]), self.now
         self._note("warm", node=given["node"], rank=given["rank"], seconds=given.get("seconds"))
         self._advance_move()
 

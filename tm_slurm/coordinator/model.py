@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tm_slurm.config.model import SLOWEST_BYTES_S
+
 Standing = Literal["expected", "active", "standby", "leaving", "kept", "released", "lost"]
 """expected: not heard of yet; active: has ranks; standby: in reserve; leaving: its ranks have moved or are
 stopping; kept: it should be given back, but Slurm cannot take it from the job; released: Slurm has it back;
@@ -28,6 +30,7 @@ class Process:
     host: str
     port: int
     warm_for: int | None = None
+    warm_at: float = 0.0
     wanted_warm: int | None = None
 
     def peer(self) -> list[Any]:
@@ -248,6 +251,10 @@ class Plan:
     failures_per_step: int = 2
     finish_timeout_s: float = 600.0
     stop_timeout_s: float = 100.0
+
+    def transfer_timeout_s(self, nbytes: int) -> float:
+        """How long it may take until `nbytes` of state are at another process, and links with them."""
+        return self.switch_timeout_s + nbytes / SLOWEST_BYTES_S
 
     @property
     def world_size(self) -> int:

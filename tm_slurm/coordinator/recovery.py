@@ -354,7 +354,9 @@ class Recoveries(Resolving):
         if recovery is None:
             return
         silent = set() if recovery.settled else recovery.asked - {*recovery.statements, *recovery.refusals}
-        late = {place for rank, place in recovery.places.items() if rank not in recovery.resumed}
+        ranks = self._not_resumed(recovery)
+        over = [rank for rank in ranks if self.now > self._resumes_by(recovery, rank)]
+        late = {recovery.places[rank] for rank in over or ranks}
         if recovery.target is None:
             late = silent or {place for place in late if not self._is_there(place)}
         places = sorted(late)
@@ -371,6 +373,18 @@ class Recoveries(Resolving):
                 node.failures += 1
                 self._replace_processes(node)
         self._recover(how)
+
+    def _not_resumed(self, recovery: Recovery) -> list[int]:
+        return sorted(set(recovery.places) - set(recovery.resumed))
+
+    def _resumes_by(self, recovery: Recovery, rank: int) -> float:
+        """When a successor is late: it has the time of a preparation until it has built its role, and then
+        that of a switch, with what its state takes."""
+        process = self.state.process_at(recovery.places[rank])
+        if process is None or process.warm_for != rank:
+            return recovery.agreed_at + self.state.plan.prepare_timeout_s
+        size = self.state.state_bytes.get(rank, 0)
+        return max(recovery.agreed_at, process.warm_at) + self.state.plan.transfer_timeout_s(size)
 
     def _repeat_recovery(self, node: Node) -> None:
         """The node's agent has connected again: what it was told meanwhile may be lost."""

@@ -12,7 +12,6 @@ from typing import Any
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Incoming
-from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S
 from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
@@ -84,7 +83,7 @@ class StandingBy(Surviving):
             return False
         with self._joining(worker, order) as joined:
             worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
-            worker.endpoint.dial(epoch=epoch, ranks=order["dial"], timeout_s=PREPARE_TIMEOUT_S)
+            worker.endpoint.dial(epoch=epoch, ranks=order["dial"], timeout_s=worker.limits.prepare_s)
             incoming = self._connect(worker, order)
             worker.link.send({"kind": "joined", "epoch": epoch, "rank": rank})
             joined.report = incoming.receive()
@@ -167,6 +166,7 @@ class StandingBy(Surviving):
             rank=int(order["rank"]),
             epoch=int(order["epoch"]),
             state=self.state,
+            limits=worker.limits,
         )
         worker.await_state(incoming)
         incoming.prepare()

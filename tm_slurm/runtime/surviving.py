@@ -107,7 +107,14 @@ class Surviving:
 
     def _serve(self, worker: Worker, rank: int, epoch: int, share: tuple[int, int]) -> None:
         """Give a lost rank's successor this replica's share of the state."""
-        outgoing = Outgoing(host=worker.place.host, secret=worker.secret, rank=rank, epoch=epoch, share=share)
+        outgoing = Outgoing(
+            host=worker.place.host,
+            secret=worker.secret,
+            rank=rank,
+            epoch=epoch,
+            share=share,
+            limits=worker.limits,
+        )
         worker.serving(outgoing)
         try:
             outgoing.give_layout(capture(self.state, self.step))
