@@ -120,6 +120,9 @@ def test_a_step_that_crashes_every_time_ends_the_job_with_the_first_ones_last_wo
     verdict = job.until("the job's verdict", job.files.verdict)
     assert verdict["state"] == "failed"
     assert "this batch is broken" in verdict["reason"]
+    failure = verdict["failure"]
+    assert failure["step"] == 30 and failure["rank"] in (0, 1)
+    assert 'raise RuntimeError("this batch is broken")' in failure["traceback"]
 
 
 def stock_torch_reads(path: Path) -> dict[str, list[int]]:

@@ -336,6 +336,7 @@ class Leader:
         if not self._leadership.renew():
             return False
         verdict = {"state": end.state, "exit_code": end.exit_code, "reason": end.reason}
+        verdict |= {"failure": end.failure} if end.failure is not None else {}
         verdict["attempt"] = self._leadership.attempt
         write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
         message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}

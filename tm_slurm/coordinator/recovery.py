@@ -44,12 +44,24 @@ class Recoveries(Resolving):
         killed = crashed is not None and _was_killed(crashed)
         if crashed is not None:
             fields |= {"last_words": str(crashed.get("tail", ""))[-2000:], "log": crashed.get("log", "none")}
-            fields["step"] = crashed.get("committed")
+            fields |= self._where_it_failed(node, crashed)
             if self._is_held_against_the_step(node, crashed):
                 node.crashed = True
                 self.state.crashes.append(fields)
         self._note("failed", **fields)
         self._recover(how, killed=killed)
+
+    def _where_it_failed(self, node: Node, crashed: Input) -> Input:
+        """Of a rank process that has ended by itself: its rank, its step, its data position, and what it has
+        written of the cause."""
+        place = (node.name, int(crashed["slot"]))
+        failing = crashed.get("failing") or {}
+        return {
+            "rank": next((rank for rank, seat in self.state.seats.items() if seat == place), None),
+            "step": crashed.get("committed") if not failing else failing.get("step"),
+            "position": failing.get("position", {}),
+            "traceback": str(crashed.get("traceback", "")),
+        }
 
     def _is_held_against_the_step(self, node: Node, crashed: Input) -> bool:
         """Not of a process that had stopped already. Of those that somebody kills while a recovery is under
