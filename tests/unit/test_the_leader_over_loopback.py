@@ -304,3 +304,23 @@ def test_a_successor_gets_its_order_when_the_private_state_has_come(tmp_path: Pa
             await channel.close()
 
     assert lead(tmp_path, act, nodes=3).exit_code == 1
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["of the job's end", "deposed"])
+def test_what_is_held_back_of_the_steps_is_written_at_the_jobs_end_alone(tmp_path: Path, ended: bool) -> None:
+    """One that was deposed may have been frozen for long: the next leader has written all that by then."""
+
+    async def act(leader: Leader) -> None:
+        channel, other = await agent(tmp_path, "n1"), await agent(tmp_path, "n2")
+        told_by_1 = {"rank": 1, "epoch": 0, "step": 0, "steps": [[0, 1.0, 0.1, 0.5]]}
+        channel.send({"kind": "beat", "ranks": [told_by_1]})  # rank 0 may still tell it
+        channel.send(ready(1))
+        other.send(ready(2))
+        await told(channel, "assign")
+        if ended:
+            leader.stop("enough")
+        else:
+            leader._leadership.step_down()
+
+    lead(tmp_path, act, standbys=0)
+    assert [step["step"] for step in JobFiles(tmp_path).steps()] == ([0] if ended else [])
