@@ -474,6 +474,18 @@ def test_a_large_state_has_the_time_that_it_takes_in_a_move() -> None:
     ]
 
 
+def test_a_node_whose_new_process_died_before_it_had_its_rank_is_a_standby_afterwards() -> None:
+    world = started()
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    del world.seated["n3", 0]  # it has not taken its rank yet
+    world.hold = {"replace"}
+    world.dies("n4")
+    world.hold, world.held = set(), []
+    world.dies("n3")
+    assert world.state.recovery is None and "n3" not in world.seats().values()
+    assert world.state.nodes["n3"].standing == "standby" and world.state.nodes["n3"].processes
+
+
 def test_a_private_state_that_was_lost_on_its_way_is_asked_for_again() -> None:
     world = started()
     world.hold = {"replace"}

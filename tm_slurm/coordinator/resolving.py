@@ -247,10 +247,20 @@ class Resolving(Placing):
         for node in list(state.nodes.values()):
             if node.dead:
                 self._bury(node)
+            elif node.standing == "active" and not state.ranks_on(node.name):
+                self._returns_to_the_pool(node)
             self._retire_guests_without_a_seat(node)
         self._assign_duties()
         self._repeat_stop()
         self._finish_if_done()
+
+    def _returns_to_the_pool(self, node: Node) -> None:
+        """A process that was to take its rank there has died, and a standby has it now."""
+        if not node.agent_up:
+            self._lost(node)
+            return
+        node.standing = "leaving"
+        self._leave(node)
 
     def _retire_guests_without_a_seat(self, node: Node) -> None:
         """Processes that were to take a rank in an attempt that failed."""
