@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gang import Member, gang
 
-from tm_slurm.runtime.wards import KEPT, Wards
+from tm_slurm.runtime.wards import KEPT, TOLD_LIMIT_BYTES, Wards
 
 
 def tells_its_buddies(me: Member, steps: int, ranks_per_node: int) -> Any:
@@ -49,3 +49,21 @@ def test_what_was_told_before_a_roll_back_is_forgotten() -> None:
     with gang() as members:
         for member in members.world(goes_back, 2):
             assert member.result() == [0, 1, 2]
+
+
+def tells_too_much(me: Member) -> tuple[list[int], list[int]]:
+    wards = Wards(me.rank, me.join_world(), 1)
+    large = "x" * TOLD_LIMIT_BYTES if me.rank == 1 else "x"
+    for step in range(2):
+        wards.exchange(step, large)
+        wards.exchange_buffers(step, [step])
+    steps = wards.steps_of(wards.wards[0])
+    wards.exchange(2, "x")  # it has become smaller
+    return steps, wards.steps_of(wards.wards[0])
+
+
+def test_what_the_coordinator_could_not_pass_on_is_not_told() -> None:
+    with gang() as members:
+        one, other = (member.result() for member in members.world(tells_too_much, 2))
+        assert one == ([], [2]), "rank 0 keeps what rank 1 tells"
+        assert other == ([0, 1], [0, 1, 2])

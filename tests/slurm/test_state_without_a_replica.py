@@ -136,6 +136,17 @@ def test_gradients_that_are_not_numbers_are_computed_again_once(
     assert job.finish() == undisturbed()
 
 
+def test_gradients_that_are_not_numbers_end_the_job_at_once_if_the_config_says_so(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    policy = {"on_nonfinite": "stop", "checkpoint_every_steps": 10}
+    job = TrainingJob.submit(cluster, tmp_path, standbys=0, nan_at=[1, 30], policy=policy)
+    verdict = job.until("the job's verdict", job.files.verdict)
+    assert verdict["state"] == "failed"
+    assert "step 30: gradients are not finite" in verdict["reason"]
+    assert not job.files.notes("recover"), "its checkpoint leads to the same step"
+
+
 def test_a_step_that_crashes_every_time_ends_the_job_with_the_first_ones_last_words(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -143,6 +154,9 @@ def test_a_step_that_crashes_every_time_ends_the_job_with_the_first_ones_last_wo
     verdict = job.until("the job's verdict", job.files.verdict)
     assert verdict["state"] == "failed"
     assert "this batch is broken" in verdict["reason"]
+    failure = verdict["failure"]
+    assert failure["step"] == 30 and failure["rank"] in (0, 1)
+    assert 'raise RuntimeError("this batch is broken")' in failure["traceback"]
 
 
 def stock_torch_reads(path: Path) -> dict[str, list[int]]:

@@ -81,12 +81,20 @@ class World:
         ]
         self.give({"kind": "events", "events": events})
 
-    def dies(self, node: str, slot: int = 0) -> None:
-        """A rank process of a node is killed."""
+    def dies(self, node: str, slot: int = 0, *, code: int = -9, **fields: Any) -> None:
+        """A rank process of a node is killed, or ends with a code of its own."""
         process = self.state.nodes[node].processes[slot]
         self.seated.pop((node, slot), None)
-        exited = {"slot": slot, "incarnation": process.incarnation, "code": -9, "how": "signal SIGKILL"}
-        self.give({"kind": "process_exited", "node": node, **exited, "log": "x.log"})
+        exited = {"slot": slot, "incarnation": process.incarnation, "code": code}
+        exited["how"] = "signal SIGKILL" if code == -9 else f"exit code {code}"
+        self.give({"kind": "process_exited", "node": node, **exited, "log": "x.log", **fields})
+
+    def leads(self, node: str, *, without: tuple[str, ...] = ()) -> None:
+        """Another leads, and the agents come to it, except for `without`."""
+        self.give({"kind": "led", "node": node, "term": 2})
+        for name, known in self.state.nodes.items():
+            if known.agent_up and known.standing != "leaving" and name not in without:
+                self.give({"kind": "node_joined", "node": name})
 
     def release_held(self) -> None:
         held, self.held, self.hold = self.held, [], set()
@@ -101,7 +109,7 @@ class World:
                 self.give({"kind": "resign_failed", "to": action.to})
                 return
             self.leader_at = action.to
-            self.give({"kind": "led", "node": action.to, "term": 2})
+            self.leads(action.to)
         elif isinstance(action, Tell):
             if action.message["kind"] in self.hold:
                 self.held.append(action)

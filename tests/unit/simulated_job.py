@@ -493,6 +493,7 @@ class SimulatedJob:
             self.log.append(f"FAULT {agent.node}'s connection breaks, {len(agent.to_leader)} messages lost")
             agent.connected = False
             agent.to_leader.clear()
+            self.feed({"kind": "agent_away", "node": agent.node})
 
     def break_link(self, choice: int, blames: bool) -> None:
         """A collective fails at one rank although all are well."""

@@ -13,6 +13,7 @@ from tm_slurm.control import FrameSocket
 from tm_slurm.control.handshake import PROTOCOL_VERSION
 from tm_slurm.runtime import handover
 from tm_slurm.runtime.handover import Incoming, Outgoing
+from tm_slurm.runtime.limits import TransferLimits
 from tm_slurm.state import capture
 
 SECRET = b"s" * 32
@@ -39,11 +40,13 @@ def nonsense(address: tuple[str, int]) -> socket.socket:
 def test_a_stranger_does_not_keep_the_joiner_out(stranger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "HANDSHAKE_TIMEOUT_S", 0.3)
     ours, theirs = build(), build()
-    outgoing = Outgoing(host="127.0.0.1", secret=SECRET, rank=1, epoch=4)
+    outgoing = Outgoing(host="127.0.0.1", secret=SECRET, rank=1, epoch=4, limits=TransferLimits())
     outgoing.give_layout(capture(ours, 9))
     address = ("127.0.0.1", outgoing.source[1])
     with stranger(address):
-        incoming = Incoming(sources=[address], secret=SECRET, rank=1, epoch=4, state=theirs)
+        incoming = Incoming(
+            sources=[address], secret=SECRET, rank=1, epoch=4, state=theirs, limits=TransferLimits()
+        )
         incoming.prepare()
         sending = threading.Thread(target=lambda: outgoing.send(capture(ours, 9)))
         sending.start()

@@ -371,3 +371,20 @@ def test_a_process_that_comes_up_on_a_leaving_node_is_sent_away() -> None:
     world.give({"kind": "process_ready", "node": "n6", **ready, "slot": 1, "incarnation": 902})
     world.release_held()
     assert [r.node for r in world.releases()] == ["n6"]
+
+
+def test_a_rank_that_hangs_after_the_last_step_does_not_hold_the_nodes() -> None:
+    world = World()
+    world.start()
+    world.hold = {"finish"}
+    for rank in range(4):
+        world.give({"kind": "rank_done", "rank": rank, "step": 9, "digest": "d"})
+    (_, *others), world.hold = world.held, set()
+    for tell in others:
+        world._act(tell)
+    limit = world.plan.finish_timeout_s
+    assert world.decisions.due(world.clock + limit - 10) == []
+    assert world.decisions.due(world.clock + limit + 1) == [{"kind": "finish_expired"}]
+    world.give({"kind": "finish_expired"})
+    (end,) = world.ends()
+    assert end.state == "completed" and "ranks [0] on n2 did not end within 600 s" in end.reason

@@ -133,6 +133,38 @@ def test_a_step_that_kills_ranks_on_different_nodes_eats_no_more_standbys() -> N
     assert "step 7" in world.ends()[0].reason and "2 times" in world.ends()[0].reason
 
 
+@pytest.mark.parametrize("held", ["interrupt", "replace"])
+def test_a_rank_that_is_killed_while_another_is_replaced_is_replaced_too(held: str) -> None:
+    world = started()
+    world.hold = {held}
+    world.dies("n3")
+    world.hold, world.held = set(), []
+    world.dies("n4")
+    assert not world.ends() and world.state.recovery is None
+    assert world.seats() == {0: "n2", 1: "n6", 2: "n1", 3: "n5"}
+
+
+def test_a_rank_that_had_stopped_already_has_not_died_of_the_step() -> None:
+    world = started()
+    world.state.nodes["n6"].processes.clear()
+    world.state.nodes["n1"].processes.clear()
+    world.dies("n3", code=1)
+    world.dies("n4", code=1)
+    assert not world.ends() and len(world.state.crashes) == 1
+    world.spawn("n6")
+    world.spawn("n1")
+    assert world.seats() == {0: "n2", 1: "n6", 2: "n1", 3: "n5"} and not world.ends()
+
+
+def test_a_step_that_fails_at_a_survivor_too_as_it_goes_on_has_failed_twice() -> None:
+    world = started()
+    world.hold = {"replace"}
+    world.dies("n3", code=1)
+    world.hold, world.held = set(), []
+    world.dies("n4", code=1)
+    assert "ranks died 2 times at step 7" in world.ends()[0].reason
+
+
 def test_a_failure_gives_up_a_move_in_preparation_and_makes_it_again() -> None:
     world = started()
     world.hold = {"join"}
@@ -190,9 +222,36 @@ def test_replaying_the_journal_of_failures_gives_the_same_state() -> None:
 
 def test_a_new_leader_loses_the_agents_that_do_not_come_back_by_name_of_their_ranks() -> None:
     world = started()
-    world.give({"kind": "led", "node": "n2", "term": 2})
+    world.leads("n2", without=("n3",))
     world.give({"kind": "node_lost", "node": "n3", "reason": "never came back"})
     assert world.seats()[1] == "n6"
+
+
+def test_a_standby_that_has_not_come_to_the_new_leader_gets_no_rank_while_another_is_there() -> None:
+    world = started()
+    world.leads("n2", without=("n6",))
+    world.dies("n3")
+    assert world.seats()[1] == "n1" and world.state.recovery is None
+
+
+def test_a_standby_is_told_to_take_a_rank_when_it_can_hear_it() -> None:
+    world = started(nodes=5, batch_host=None)
+    world.give({"kind": "agent_away", "node": "n5"})
+    world.hold = {"replace"}
+    world.dies("n3")
+    assert world.state.recovery is not None and not world.told("replace"), "it would not hear it"
+    world.give({"kind": "node_joined", "node": "n5"})
+    assert [tell.node for tell in world.told("replace")] == ["n5"]
+
+
+def test_a_chosen_standby_that_stays_away_gives_way_to_one_that_comes() -> None:
+    world = started()
+    for name in ("n1", "n6"):
+        world.give({"kind": "agent_away", "node": name})
+    world.dies("n3")
+    assert world.state.recovery is not None and not world.told("replace")
+    world.give({"kind": "node_joined", "node": "n1"})
+    assert world.seats()[1] == "n1" and world.state.recovery is None
 
 
 def test_without_a_standby_a_rank_starts_again_where_it_was() -> None:
@@ -278,6 +337,19 @@ def test_a_broken_link_that_nothing_else_explains_costs_the_accused_its_seat() -
     assert world.decisions.due(world.clock + 1) == [{"kind": "accusations_due"}]
     world.give({"kind": "accusations_due"})
     assert world.seats()[1] == "n6" and "n3" in world.killed
+
+
+def test_a_link_that_closed_while_its_process_took_a_role_is_not_held_against_it() -> None:
+    world = started()
+    world.hold = {"replace"}
+    world.dies("n3")
+    broken = {"epoch": 1, "rank": 0, "lost": 1, "why": "closed by the other side"}
+    world.give({"kind": "broken", "node": "n2", **broken})
+    world.release_held()
+    assert world.state.recovery is None
+    world.give({"kind": "accusations_due"})
+    assert world.seats()[1] == "n6" and "n6" not in world.killed, "it is well"
+    assert world.state.recoveries_done == 2, "and who has stopped goes on"
 
 
 def test_a_broken_link_that_a_death_explains_is_forgotten() -> None:
@@ -447,6 +519,123 @@ def test_a_stopped_process_is_replaced() -> None:
     stopped = {"slot": 0, "incarnation": incarnation, "how": "stopped for 2.0 s"}
     world.give({"kind": "process_stopped", "node": "n3", **stopped})
     assert world.seats()[1] == "n6" and "n3" in world.killed
+
+
+def test_crashes_of_all_ranks_at_different_steps_have_nothing_to_do_with_each_other() -> None:
+    world = World(nodes=2, active=2, batch_host=None)
+    world.start()
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    for step in (100, 5000):
+        world.hold = {"interrupt"}
+        world.dies("n1", code=1, committed=step)
+        world.hold, world.held = set(), []
+        world.dies("n2", code=1, committed=step)
+        assert not world.ends() and world.state.recovery is None
+    world.hold = {"interrupt"}
+    world.dies("n1", code=1, committed=5000)
+    world.hold, world.held = set(), []
+    world.dies("n2", code=1, committed=5000)
+    assert "ranks died 2 times at step 5000" in world.ends()[0].reason
+
+
+def test_a_rank_that_gives_up_ends_the_job_at_once() -> None:
+    world = started()
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    why = "step 7: gradients are not finite, some of them on rank 1"
+    incarnation = world.state.nodes["n3"].processes[0].incarnation
+    told = {"slot": 0, "incarnation": incarnation, "rank": 1, "why": why}
+    world.give({"kind": "gives_up", "node": "n3", **told})
+    assert world.ends()[0].state == "failed" and world.ends()[0].reason == f"rank 1 on n3: {why}"
+
+
+def test_a_successor_has_time_to_build_its_role_and_then_to_take_its_state() -> None:
+    world = started()
+    world.state.state_bytes[1] = 20 * 10**9
+    world.hold = {"warm", "replace"}
+    world.dies("n3")
+    plan, agreed_at = world.plan, world.state.recovery.agreed_at if world.state.recovery else 0.0
+    assert world.told("replace") and plan.switch_timeout_s < plan.prepare_timeout_s
+    assert world.decisions.due(agreed_at + plan.prepare_timeout_s - 1) == []
+    process = world.state.nodes["n6"].processes[0]
+    warm = {"slot": 0, "incarnation": process.incarnation, "rank": 1}
+    warm_at = agreed_at + plan.prepare_timeout_s - 2
+    world.give({"kind": "process_warm", "node": "n6", "at": warm_at, **warm})
+    assert world.decisions.due(warm_at + plan.switch_timeout_s + 199) == []
+    late = world.decisions.due(warm_at + plan.switch_timeout_s + 201)
+    assert [given["kind"] for given in late] == ["recovery_expired"]
+
+
+def test_a_successor_that_does_not_build_its_role_in_time_is_given_up() -> None:
+    world = started()
+    world.hold = {"warm", "replace"}
+    world.dies("n3")
+    late = world.decisions.due(world.clock + world.plan.prepare_timeout_s + 1)
+    assert [given["kind"] for given in late] == ["recovery_expired"]
+
+
+def test_a_large_state_has_the_time_that_it_takes_in_a_move() -> None:
+    world = started()
+    world.state.state_bytes[0] = 20 * 10**9
+    world.hold = {"go"}
+    world.event("drain", "n2")
+    world.give({"kind": "switching", "node": "n2", "epoch": 1, "step": 7})
+    at = world.state.move.switching_at if world.state.move else 0.0
+    assert world.decisions.due(at + world.plan.switch_timeout_s + 199) == []
+    assert [due["kind"] for due in world.decisions.due(at + world.plan.switch_timeout_s + 201)] == [
+        "switch_expired"
+    ]
+
+
+def test_a_node_whose_new_process_died_before_it_had_its_rank_is_a_standby_afterwards() -> None:
+    world = started()
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    del world.seated["n3", 0]  # it has not taken its rank yet
+    world.hold = {"replace"}
+    world.dies("n4")
+    world.hold, world.held = set(), []
+    world.dies("n3")
+    assert world.state.recovery is None and "n3" not in world.seats().values()
+    assert world.state.nodes["n3"].standing == "standby" and world.state.nodes["n3"].processes
+
+
+def test_a_private_state_that_was_lost_on_its_way_is_asked_for_again() -> None:
+    world = started()
+    world.hold = {"replace"}
+    world.dies("n3")
+    world.hold, world.held = set(), []
+    world.give({"kind": "ward_missing", "epoch": 1, "rank": 1})
+    assert world.state.recovery is None and world.state.epoch == 2 and not world.ends()
+    world.give({"kind": "ward_missing", "epoch": 1, "rank": 1})
+    assert world.state.epoch == 2, "that is past"
+
+
+def test_a_checkpoint_that_does_not_come_before_the_time_limit_is_not_waited_for() -> None:
+    world = started()
+    event = {"id": "t", "kind": "time_limit", "node": "", "source": "agent", "reason": "120 s left"}
+    world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
+    world.give({"kind": "events", "events": [event]})
+    at = world.state.stopping_since
+    for rank, name in ((0, "n2"), (2, "n4")):
+        world.give({"kind": "checkpoint_written", "node": name, "rank": rank, "step": 8, "epoch": 0})
+    limit = world.plan.stop_timeout_s
+    assert world.decisions.due(at + limit - 1) == []
+    assert world.decisions.due(at + limit + 1) == [{"kind": "stop_expired"}]
+    world.give({"kind": "stop_expired"})
+    (end,) = world.ends()
+    assert end.state == "requeue" and "ranks [1, 3] have not written a checkpoint" in end.reason
+    assert "from the checkpoint of step 2" in end.reason
+
+
+def test_a_recovery_does_not_hold_a_job_that_must_stop_beyond_its_limit() -> None:
+    world = started()
+    world.hold = {"interrupt"}
+    world.dies("n3")
+    event = {"id": "t", "kind": "preempt", "node": "", "source": "agent", "reason": "grace"}
+    world.give({"kind": "events", "events": [event]})
+    late = world.decisions.due(world.state.stopping_since + world.plan.stop_timeout_s + 1)
+    assert late == [{"kind": "stop_expired"}]
+    world.give(late[0])
+    assert world.ends()[0].state == "requeue" and "from the start" in world.ends()[0].reason
 
 
 def test_the_time_limit_ends_in_a_checkpoint_and_the_queue() -> None:

@@ -102,6 +102,28 @@ def test_a_new_leader_goes_on_where_the_log_ends(tmp_path: Path) -> None:
     assert [step["step"] for step in JobFiles(tmp_path).steps()] == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_leader_that_leads_no_more_leaves_the_log_to_the_next(tmp_path: Path) -> None:
+    frozen = Record(tmp_path, world_size=2)
+    beat(frozen, 0, {0: 0.0})
+    beat(frozen, 1, {0: 0.0, 1: 0.1, 2: 0.2})  # held back: rank 0 may still tell 1 and 2
+    after = Record(tmp_path, world_size=2)
+    beat(after, 0, {step: step * 0.1 for step in range(5)})
+    frozen.close(job_ended=False)
+    assert [step["step"] for step in JobFiles(tmp_path).steps()] == [0, 1, 2, 3, 4]
+
+
+def test_two_leaders_that_write_at_a_time_write_every_step_once_and_in_order(tmp_path: Path) -> None:
+    frozen = Record(tmp_path, world_size=1)
+    beat(frozen, 0, {0: 0.0})
+    after = Record(tmp_path, world_size=1)
+    beat(after, 0, {1: 0.1, 2: 0.2})
+    beat(frozen, 0, {1: 0.1, 2: 0.2, 3: 0.3})  # it has not found out yet that it leads no more
+    beat(after, 0, {3: 0.3, 4: 0.4})
+    frozen.close()
+    after.close()
+    assert [step["step"] for step in JobFiles(tmp_path).steps()] == [0, 1, 2, 3, 4]
+
+
 def test_what_nobody_can_tell_any_more_does_not_hold_up_the_log(tmp_path: Path) -> None:
     record = Record(tmp_path, world_size=2)
     beat(record, 0, {0: 0.0, 3: 0.3})

@@ -260,3 +260,67 @@ def test_a_short_break_of_the_connection_is_not_a_loss(tmp_path: Path) -> None:
 
     lead(tmp_path, act)
     assert not (tmp_path / "verdict.json").exists()
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "lost on its way"])
+def test_a_successor_gets_its_order_when_the_private_state_has_come(tmp_path: Path, late: bool) -> None:
+    async def act(leader: Leader) -> None:
+        channels = {name: await agent(tmp_path, name) for name in ("n1", "n2", "n3")}
+        for number, channel in enumerate(channels.values(), 1):
+            channel.send(ready(number))
+        for rank, name in ((0, "n1"), (1, "n2")):
+            assert (await told(channels[name], "assign"))["rank"] == rank
+            for step in (0, 1):
+                key = {"kind": "replica_key", "slot": 0, "incarnation": rank + 1, "key": "the same"}
+                channels[name].send({**key, "rank": rank, "step": step})
+        exited = {"slot": 0, "incarnation": 2, "code": -9, "how": "signal SIGKILL", "log": "x"}
+        channels["n2"].send({"kind": "process_exited", **exited})
+        me = {"slot": 0, "incarnation": 1}
+        survivor = {
+            "kind": "survivor",
+            **me,
+            "rank": 0,
+            "committed": 7,
+            "at_vote": False,
+            "wards": {"1": [7]},
+        }
+        ward = {"kind": "ward", "rank": 1, "step": 7, "private": {"entries": {}}}
+        for promised in (1, 2):
+            epoch = (await told(channels["n1"], "interrupt"))["epoch"]
+            assert epoch == promised
+            if promised == 2:  # the successor of the first attempt is asked whether it has taken over
+                assert (await told(channels["n3"], "interrupt"))["epoch"] == epoch
+                channels["n3"].send({"kind": "not_joined", "slot": 0, "incarnation": 3, "epoch": epoch})
+            channels["n1"].send({**survivor, "epoch": epoch})
+            assert (await told(channels["n1"], "resolve"))["serve"] == [1]
+            source = {"epoch": epoch, "rank": 1, "source": ["n1", 2]}
+            channels["n1"].send({"kind": "source_ready", **me, **source})
+            if late or promised == 2:
+                break
+        channels["n1"].send({**ward, "epoch": epoch})
+        replace = await told(channels["n3"], "replace")
+        assert replace["epoch"] == epoch and replace["private"] == {"entries": {}}
+        for channel in channels.values():
+            await channel.close()
+
+    assert lead(tmp_path, act, nodes=3).exit_code == 1
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["of the job's end", "deposed"])
+def test_what_is_held_back_of_the_steps_is_written_at_the_jobs_end_alone(tmp_path: Path, ended: bool) -> None:
+    """One that was deposed may have been frozen for long: the next leader has written all that by then."""
+
+    async def act(leader: Leader) -> None:
+        channel, other = await agent(tmp_path, "n1"), await agent(tmp_path, "n2")
+        told_by_1 = {"rank": 1, "epoch": 0, "step": 0, "steps": [[0, 1.0, 0.1, 0.5]]}
+        channel.send({"kind": "beat", "ranks": [told_by_1]})  # rank 0 may still tell it
+        channel.send(ready(1))
+        other.send(ready(2))
+        await told(channel, "assign")
+        if ended:
+            leader.stop("enough")
+        else:
+            leader._leadership.step_down()
+
+    lead(tmp_path, act, standbys=0)
+    assert [step["step"] for step in JobFiles(tmp_path).steps()] == ([0] if ended else [])

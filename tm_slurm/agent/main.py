@@ -111,6 +111,8 @@ class Agent:
             refill_wait_s=self._config.policy.refill_wait_s,
             failures_per_step=self._config.policy.max_failures_per_step,
             requeues_left=self._config.job.max_requeues - self._surroundings.attempt,
+            finish_timeout_s=self._config.policy.finish_timeout_s,
+            stop_timeout_s=self._config.policy.stop_timeout_s or self._config.job.stop_timeout_s,
         )
 
     async def run(self) -> int:

@@ -24,7 +24,18 @@ log = logging.getLogger("tm_slurm.agent")
 
 TERMINATE_GRACE_S = 3.0
 STOPPED_LIMIT_S = 2.0
-TAIL_BYTES = 4000
+TAIL_CHARS = 4000
+LOOK_BACK_BYTES = 64 << 10
+"""How much of the end of a log is searched for a traceback."""
+
+TRACEBACK = "Traceback (most recent call last):"
+CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+TRACEBACK_CHARS = 12000
+"""Of a longer one, the beginning and the end."""
+
 LAST_WORDS_S = 1.0
 """How long after a process's end what it said last is still waited for."""
 
@@ -58,6 +69,8 @@ class RankProcess:
     beat: dict[str, Any] | None = None
     committed: int | None = None
     """steps that it has applied, as far as it has told"""
+    failing: dict[str, Any] | None = None
+    """where an exception of the user's came up: rank, step, data position"""
 
 
 class Ranks:
@@ -135,6 +148,9 @@ class Ranks:
                 if message.get("kind") == "beat":
                     self._take_beat(rank, message)
                     continue
+                if message.get("kind") == "failing":
+                    rank.failing = message
+                    continue
                 self._said(rank, message)
 
     def _said(self, rank: RankProcess, message: dict[str, Any]) -> None:
@@ -148,6 +164,8 @@ class Ranks:
         if rank.beat is not None:
             message["steps"] = rank.beat["steps"] + message["steps"]
         rank.committed = int(message["step"]) + 1
+        if rank.failing is not None and rank.committed > int(rank.failing["step"]):
+            rank.failing = None  # it has got over it
         rank.beat = message
         rank.facts.runs_at(int(message["epoch"]))
 
@@ -185,18 +203,12 @@ class Ranks:
             "committed": rank.committed,
         }
         if code != 0:
-            exited["tail"] = self._tail(rank.log_path)
+            written = _end_of(rank.log_path)
+            exited |= {"tail": written[-TAIL_CHARS:], "traceback": last_traceback(written)}
+            exited["failing"] = rank.failing
         self._exits[rank.slot] = exited
         self._report(exited)
         end_orphans(rank.incarnation)  # after the report: a machine may have many processes to look through
-
-    @staticmethod
-    def _tail(path: Path) -> str:
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            return file.read().decode(errors="replace")
-        return ""
 
     def tell(self, slot: int, message: dict[str, Any]) -> None:
         """Pass a leader's message to a slot's process; dropped when there is none."""
@@ -254,3 +266,27 @@ def argv_of(*, module: str | None, script: str | None, args: tuple[str, ...]) ->
     """The command line of a rank process."""
     target = ("-m", module) if module is not None else (str(script),)
     return (sys.executable, *target, *args)
+
+
+def _end_of(log_path: Path) -> str:
+    with contextlib.suppress(OSError), log_path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - LOOK_BACK_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def last_traceback(written: str) -> str:
+    """Python's last traceback in a log, with those of the exceptions that led to it; empty when there is
+    none."""
+    *before, last = written.split(TRACEBACK)
+    if not before:
+        return ""
+    found = last
+    while len(before) > 1 and before[-1].rstrip().endswith(CHAINED):
+        found = before.pop() + TRACEBACK + found
+    found = (TRACEBACK + found).rstrip()
+    if len(found) <= TRACEBACK_CHARS:
+        return found
+    half = TRACEBACK_CHARS // 2
+    return f"{found[:half]}\n  …\n{found[-half:]}"

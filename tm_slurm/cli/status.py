@@ -45,6 +45,9 @@ def status(job: str, as_json: bool) -> None:
     if now is not None:
         is_at_work = phase not in ("ended", "gone", "pending")
         lines += [*_head(now, is_at_work), *_nodes(now, is_at_work), *_tail(now)]
+    failure = verdict.get("failure") if verdict is not None else None
+    if failure is not None and failure.get("traceback"):
+        lines += ["", failure["traceback"], "", f"its log: {failure.get('log')}"]
     click.echo("\n".join(lines))
 
 

@@ -12,6 +12,13 @@ from typing import Annotated, Any, Literal
 
 from tm_slurm.config.time_limit import TimeLimitError, parse_time_limit
 
+SLOWEST_BYTES_S = 100e6
+"""Bytes a second at which a state still counts as on its way: 1 Gbit/s nearly. What it takes so is added to
+switch_timeout_s."""
+
+LEAVING_S = 20
+"""What it takes to tell all agents to go, end their rank processes, and end the job."""
+
 NO_STANDBY_CHOICES = ("wait", "double-up", "requeue", "fail")
 SnapshotChoice = Literal["auto", "always", "never"]
 NonfiniteChoice = Literal["ignore", "redo", "stop"]
@@ -113,6 +120,12 @@ class JobConfig:
             )
 
     @property
+    def stop_timeout_s(self) -> float:
+        """Of Slurm's warning before the time limit, what a last checkpoint may take; the rest is for
+        leaving."""
+        return max(self.signal_delay_s - LEAVING_S, self.signal_delay_s / 2)
+
+    @property
     def all_nodes(self) -> int:
         """Active nodes and standbys together: what Slurm is asked for."""
         return self.nodes + self.standbys
@@ -160,8 +173,25 @@ class PolicyConfig:
     ] = 2.0
     lease_s: Annotated[float, "silence after which another agent may become leader"] = 2.0
     start_timeout_s: Annotated[float, "time for all rank processes to come up"] = 600.0
-    prepare_timeout_s: Annotated[float, "time for the preparation of a move, during training"] = 120.0
-    switch_timeout_s: Annotated[float, "time for the pause of a move, before it counts as failed"] = 60.0
+    prepare_timeout_s: Annotated[
+        float, "time for the preparation of a move, during training, or for a successor to build its role"
+    ] = 120.0
+    switch_timeout_s: Annotated[
+        float,
+        "time for the pause of a move, or for a successor that has its role to take the state, before it "
+        "counts as failed; 10 s more for each gigabyte of state",
+    ] = 60.0
+    finish_timeout_s: Annotated[
+        float,
+        "time for the rank processes to end after the last step (what the script does after training is in "
+        "it); then they are ended",
+    ] = 600.0
+    stop_timeout_s: Annotated[
+        float | None,
+        "time for the checkpoint when the job must stop (time limit, preemption); then it goes back into the "
+        "queue with the newest one that is there; without it, job.signal_delay_s less 20 s, or half of it "
+        "where that is more",
+    ] = None
     shadow_steps: Annotated[int, "warm-up steps of a standby, inside the sandbox"] = 3
     on_no_standby: Annotated[
         list[str],
@@ -213,10 +243,9 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         for key in fields(self):
-            if key.name.endswith("_s") and getattr(self, key.name) <= 0:
-                raise ImpossibleValue(
-                    key.name, f"expected more than 0 seconds, found {getattr(self, key.name):g}"
-                )
+            seconds = getattr(self, key.name) if key.name.endswith("_s") else None
+            if seconds is not None and seconds <= 0:
+                raise ImpossibleValue(key.name, f"expected more than 0 seconds, found {seconds:g}")
         _at_least(self, {"shadow_steps": 0, "max_failures_per_step": 1, "checkpoints_kept": 1})
         _at_least(self, {"snapshot_memory": 1})
         for name in ("snapshot_every_steps", "checkpoint_every_steps"):

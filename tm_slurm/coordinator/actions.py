@@ -46,11 +46,13 @@ class Resign:
 
 @dataclass(frozen=True)
 class End:
-    """Write the verdict and end every agent."""
+    """Write the verdict and end every agent. `failure`: rank, node, step, data position, traceback and log of
+    the rank that failed first, if that is the cause."""
 
     state: str
     exit_code: int
     reason: str
+    failure: dict[str, Any] | None = None
 
 
 Action = Tell | Release | Comment | Note | Resign | End

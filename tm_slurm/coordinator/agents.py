@@ -81,6 +81,7 @@ class Agents:
                 self._gone(node)
             else:
                 self._presence.went(node, elapsed_s())
+                self._feed({"kind": "agent_away", "node": node})
 
     def _take(self, node: str, message: Message) -> None:
         if not self._leadership.holds():

@@ -24,6 +24,7 @@ AGENT_INPUTS = frozenset(
         "checkpoint_failed",
         "checkpoint_published",
         "checkpoint_written",
+        "gives_up",
         "join_failed",
         "joined",
         "leaver_prepared",
@@ -103,6 +104,10 @@ class Decisions(Membership):
         move, recovery = state.move, state.recovery
         if state.ended:
             return []
+        if state.finishing and now - state.finishing_since > plan.finish_timeout_s:
+            return [{"kind": "finish_expired"}]
+        if state.stopping and not state.finishing and now - state.stopping_since > plan.stop_timeout_s:
+            return [{"kind": "stop_expired"}]
         if recovery is not None:
             return self._recovery_due(recovery, now)
         if state.accusations and now - state.accusations[0].at > ACCUSED_GRACE_S:
@@ -112,7 +117,8 @@ class Decisions(Membership):
             return [{"kind": "lost_for_good", "node": name} for name in gone]
         if move is None:
             return []
-        if move.phase == "switching" and now - move.switching_at > plan.switch_timeout_s:
+        moving = sum(state.state_bytes.get(rank, 0) for rank in move.ranks())
+        if move.phase == "switching" and now - move.switching_at > plan.transfer_timeout_s(moving):
             return [{"kind": "switch_expired", "epoch": move.epoch}]
         if move.phase == "preparing" and now - move.started_at > plan.prepare_timeout_s:
             return [{"kind": "prepare_expired", "epoch": move.epoch}]
@@ -134,7 +140,10 @@ class Decisions(Membership):
             since = recovery.waiting_since
             over = since is not None and now - since >= plan.refill_wait_s
             return [{"kind": "refill_expired"}] if over else []
-        if now - max(recovery.begun_at, recovery.agreed_at) > limit:
+        over = now - recovery.begun_at > limit
+        if recovery.target is not None:
+            over = any(now > self._resumes_by(recovery, rank) for rank in self._not_resumed(recovery))
+        if over:
             return [{"kind": "recovery_expired", "epoch": recovery.epoch}]
         return []
 
@@ -176,10 +185,27 @@ class Decisions(Membership):
         if state.finishing or state.stopping:
             return
         state.stopping = f"{event['kind']}: {event.get('reason', '')}"
+        state.stopping_since = self.now
         if not state.started:
             self._end("requeue", 1, state.stopping)
         else:
             self._tell_rank(0, {"kind": "checkpoint"})
+
+    def _on_stop_expired(self, given: Input) -> None:
+        """The checkpoint has not come, and what is left of the time is needed to leave in order."""
+        state = self.state
+        if not state.stopping or state.finishing:
+            return
+        written = state.checkpoint_in_work.where if state.checkpoint_in_work is not None else {}
+        late = [rank for rank in sorted(state.seats) if rank not in written]
+        who = f"ranks {late} have not written a checkpoint" if late else "the checkpoint was not published"
+        how = f"{who} within {state.plan.stop_timeout_s:g} s (policy.stop_timeout_s)"
+        if state.recovery is not None:
+            how += f", in the recovery at epoch {state.recovery.epoch} ({state.recovery.how})"
+        newest = state.checkpoint
+        from_where = f"from the checkpoint of step {newest.step}" if newest is not None else "from the start"
+        self._note("late", nodes=sorted({state.seats[rank][0] for rank in late}), how=how)
+        self._end("requeue", 1, f"{state.stopping}; {how}; it goes on {from_where}")
 
     def _noticed(self, node: Node, event: Input) -> None:
         gives_back = event["kind"] != "request"
@@ -245,6 +271,8 @@ class Decisions(Membership):
     def _on_led(self, given: Input) -> None:
         """A new leader has taken over; a node that only waited for the leader to go can leave now."""
         self.leader_node = given["node"]
+        for node in self.state.nodes.values():
+            node.connected = False  # each will come
         if self.state.recovery is not None:
             self._recover("the leader has changed")
         for node in self.state.nodes.values():
@@ -259,7 +287,8 @@ class Decisions(Membership):
     def _on_agent_retired(self, given: Input) -> None:
         """The agent has said its last word. Its node may be taken only when its process has ended: Slurm
         kills what is left, and a killed task would make the job's step a failed one."""
-        self.state.nodes[given["node"]].agent_up = False
+        node = self.state.nodes[given["node"]]
+        node.agent_up = node.connected = False
 
     def _on_agent_gone(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]
@@ -296,13 +325,30 @@ class Decisions(Membership):
         state = self.state
         if len(state.done) < state.plan.world_size or state.finishing or state.recovery is not None:
             return
-        state.finishing = True
+        state.finishing, state.finishing_since = True, self.now
         if state.move is not None:
             self._cancel_move("training is done")
         step = max(told["step"] for told in state.done.values())
         self._note("trained", step=step, digests=self._digests())
         for rank in state.seats:
             self._tell_rank(rank, {"kind": "finish"})
+
+    def _on_finish_expired(self, given: Input) -> None:
+        """A rank hangs while it ends. Its training is done: that must not hold all nodes until the time
+        limit."""
+        state = self.state
+        if not state.finishing:
+            return
+        late = [rank for rank in sorted(state.seats) if state.process(rank) is not None]
+        nodes = ", ".join(sorted({state.seats[rank][0] for rank in late}))
+        limit = state.plan.finish_timeout_s
+        how = f"ranks {late} on {nodes} did not end within {limit:g} s after the last step"
+        self._note("late", nodes=nodes.split(", "), how=how)
+        undone = sorted(set(state.seats) - set(state.done))
+        if undone:
+            self._end("failed", 1, f"{how} (policy.finish_timeout_s); ranks {undone} had not finished")
+        else:
+            self._end("completed", 0, f"all ranks have finished; {how}")
 
     def _digests(self) -> list[str]:
         return [str(self.state.done[rank]["digest"]) for rank in sorted(self.state.done)]

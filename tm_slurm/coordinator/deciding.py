@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from tm_slurm.coordinator.actions import Action, End, Note, Tell
@@ -29,13 +30,15 @@ class Deciding:
         if slot in self.state.nodes[node].processes:
             self._tell(node, slot, message)
 
-    def _end(self, verdict: str, exit_code: int, reason: str) -> None:
+    def _end(self, verdict: str, exit_code: int, reason: str, failure: dict[str, Any] | None = None) -> None:
+        """`failure`: of the rank that failed first, if that is the cause."""
         if verdict == "requeue" and self.state.plan.requeues_left <= 0:
             verdict, reason = "failed", f"{reason}; not requeued again: job.max_requeues"
         self.state.ended = True
-        self.state.verdict = {"state": verdict, "exit_code": exit_code, "reason": reason}
-        self._note("ended", state=verdict, reason=reason)
-        self.actions.append(End(verdict, exit_code, reason))
+        end = End(verdict, exit_code, reason, failure)
+        self.state.verdict = asdict(end)
+        self._note("ended", state=verdict, reason=reason, **({"failure": failure} if failure else {}))
+        self.actions.append(end)
 
     def _move_of(self, given: Input) -> Move | None:
         """The move in flight, if the input speaks of it."""

@@ -175,9 +175,9 @@ class Leader:
             server.close()
             self._agents.close()
             self._write_status()
+            self._record.close(job_ended=self._end is not None and self._leadership.holds())
             self._leadership.resign()
             self._journal.close()
-            self._record.close()
         log.info("leading no more outcome=%s term=%d", outcome, self._leadership.term)
         return outcome
 
@@ -263,7 +263,10 @@ class Leader:
             if int(message["epoch"]) >= self.state.epoch:  # at an older one it knew other processes
                 self._agents.accuse(message)
             return True
-        return self._wards.take(message)
+        taken = self._wards.take(message)
+        for order in self._wards.complete() if taken else ():
+            self._agents.say(order.node, order.message, slot=order.slot)
+        return taken
 
     # ---- actions ----
 
@@ -289,7 +292,7 @@ class Leader:
             self._agents.tell(replace(action, message=message))
         else:
             self._agents.tell(action, whole=False)
-            self.stop(f"the private state of rank {action.message['rank']} was not handed in")
+            self._wards.hold(action, elapsed_s())
 
     def _noted(self, note: Note) -> None:
         at = time.time()
@@ -297,6 +300,8 @@ class Leader:
         self._record.note(note.what, at, **note.fields)
         if note.what in ("moved", "recovered"):
             self._record.moved(note.fields)
+            for pair in note.fields["pairs"]:  # links were closed while its processes took other roles
+                self._presence.acquit(pair["joiner"])
 
     def _release(self, node: str) -> None:
         if self._slurm_side is not None:
@@ -333,6 +338,7 @@ class Leader:
         if not self._leadership.renew():
             return False
         verdict = {"state": end.state, "exit_code": end.exit_code, "reason": end.reason}
+        verdict |= {"failure": end.failure} if end.failure is not None else {}
         verdict["attempt"] = self._leadership.attempt
         write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
         message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}
@@ -370,6 +376,9 @@ class Leader:
             return
         self._agents.give_up(now)
         self._watch_the_vote(now)
+        for order in self._wards.overdue(now):
+            told = {"epoch": order.message["epoch"], "rank": order.message["rank"]}
+            self._feed({"kind": "ward_missing", **told})
         for given in self._decisions.due(self._leadership.job_clock.now()):
             self._feed(given)
         if not self.state.started and now - self._started_at > self._limits.start_timeout_s:

@@ -17,7 +17,7 @@ class Membership(Recoveries):
             self._tell(given["node"], None, {"kind": "exit", "reason": "not a node of this job"})
             return
         was_lost = not node.agent_up
-        node.agent_up, node.away = True, False
+        node.agent_up, node.connected, node.away = True, True, False
         if node.standing == "lost" or (node.dead and was_lost):
             self._tell(node.name, None, {"kind": "kill"})  # what still runs there belongs to the past
         if node.standing == "lost":
@@ -60,6 +60,12 @@ class Membership(Recoveries):
         elif node.standing == "leaving":
             self._tell(node.name, slot, {"kind": "retire"})
         self._advance_recovery()
+
+    def _on_agent_away(self, given: Input) -> None:
+        """The connection to a node's agent has ended: it comes back, or will be lost."""
+        node = self.state.nodes.get(given["node"])
+        if node is not None:
+            node.connected = False
 
     def _on_start_expired(self, given: Input) -> None:
         """Somebody on an active seat has not come; a standby that has takes its place."""
@@ -121,7 +127,8 @@ class Membership(Recoveries):
         process = self._known(given)
         if process is None:
             return
-        process.warm_for = int(given["rank"])
+        if process.warm_for != int(given["rank"]):
+            process.warm_for, process.warm_at = int(given["rank"]), self.now
         self._note("warm", node=given["node"], rank=given["rank"], seconds=given.get("seconds"))
         self._have_standbys_reserve()
         self._advance_move()
@@ -214,7 +221,7 @@ class Membership(Recoveries):
         was = node.standing
         if was in ("released", "lost") or not node.agent_up:
             return
-        node.agent_up = False
+        node.agent_up = node.connected = False
         node.may_return = bool(given.get("may_return", True))
         node.vault = None
         self._ban(node)
@@ -242,6 +249,14 @@ class Membership(Recoveries):
         self._substitute(node, spare)
         self._lost(node)
         self._start_if_ready()
+
+    def _on_gives_up(self, given: Input) -> None:
+        """A rank cannot go on, and neither would its successor: gradients that are not numbers, where the
+        policy is to stop."""
+        rank, node = int(given["rank"]), str(given["node"])
+        self._note("gives_up", node=node, rank=rank, why=given["why"])
+        if self.state.started and not self.state.finishing:
+            self._end("failed", 1, f"rank {rank} on {node}: {given['why']}")
 
     def _on_process_unwell(self, given: Input) -> None:
         """A rank process is in a state that may pass or may not: people should know."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tm_slurm.config.model import SLOWEST_BYTES_S
+
 Standing = Literal["expected", "active", "standby", "leaving", "kept", "released", "lost"]
 """expected: not heard of yet; active: has ranks; standby: in reserve; leaving: its ranks have moved or are
 stopping; kept: it should be given back, but Slurm cannot take it from the job; released: Slurm has it back;
@@ -28,6 +30,7 @@ class Process:
     host: str
     port: int
     warm_for: int | None = None
+    warm_at: float = 0.0
     wanted_warm: int | None = None
 
     def peer(self) -> list[Any]:
@@ -57,6 +60,8 @@ class Node:
     batch_host: bool
     standing: Standing = "expected"
     agent_up: bool = False
+    connected: bool = False
+    """Its agent is up and has come to this leader. If not, it may still come, or be lost."""
     away: bool = False
     """Its agent was not connected when it was to lead; it may be back at once, or be lost."""
     processes: dict[int, Process] = field(default_factory=dict)
@@ -196,6 +201,8 @@ class Recovery:
     """lost rank → share of its state → [host, port] where that can be fetched"""
     resumed: dict[int, dict[str, float]] = field(default_factory=dict)
     restarts: int = 0
+    killed: bool = False
+    """whether a rank process that somebody killed (SIGKILL) has been counted against the step"""
     damage: int = 0
     """seats without a process and nodes without an agent, when most were lost"""
     in_vain: int = 0
@@ -244,6 +251,12 @@ class Plan:
     failures_per_step: int = 2
     requeues_left: int = 1
     """how often the job may still go back into the queue"""
+    finish_timeout_s: float = 600.0
+    stop_timeout_s: float = 100.0
+
+    def transfer_timeout_s(self, nbytes: int) -> float:
+        """How long it may take until `nbytes` of state are at another process, and links with them."""
+        return self.switch_timeout_s + nbytes / SLOWEST_BYTES_S
 
     @property
     def world_size(self) -> int:
@@ -271,6 +284,7 @@ class JobState:
     last_epoch: int = 0
     started: bool = False
     finishing: bool = False
+    finishing_since: float = 0.0
     ended: bool = False
     verdict: dict[str, Any] | None = None
     move: Move | None = None
@@ -316,6 +330,7 @@ class JobState:
     ranks, how, log and last words"""
     stopping: str = ""
     """why the job goes back into the queue as soon as its checkpoint is written"""
+    stopping_since: float = 0.0
 
     @classmethod
     def initial(cls, plan: Plan) -> JobState:

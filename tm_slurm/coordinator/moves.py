@@ -25,10 +25,14 @@ class Moves(Storing):
     # ---- standbys ----
 
     def _standbys_by_preference(self) -> list[Node]:
-        """Standbys that could take ranks, the best first: warm ones, those that have not failed; the batch
-        host last, because a rank that sits there could be moved away again, but its node never given back."""
+        """Standbys that could take ranks, the best first: those whose agent is connected, warm ones, those
+        that have not failed; the batch host last, because a rank that sits there could be moved away again,
+        but its node never given back."""
         free = [node for node in self.state.nodes.values() if node.free_to_join()]
-        return sorted(free, key=lambda n: (not self._is_warm(n), n.failures, n.batch_host, n.name))
+        return sorted(
+            free,
+            key=lambda n: (not n.connected, not self._is_warm(n), n.failures, n.batch_host, n.name),
+        )
 
     def _is_warm(self, node: Node) -> bool:
         processes = node.processes.values()

@@ -19,6 +19,7 @@ class Placing(Moves):
     def _place_lost(self, recovery: Recovery) -> bool:
         """Give every lost rank a place. False when it cannot be done now: it is waited, or the job ends."""
         self._place_on_their_seats(recovery)
+        self._leave_the_absent(recovery)
         for node, ranks in self._unplaced(recovery):
             self._place_on_standby(recovery, node, ranks)
         for noticed in (False, True):  # a node that should be left is better than none
@@ -57,11 +58,21 @@ class Placing(Moves):
             if free and seat in recovery.refusals and self.state.process_at(seat) is not None:
                 recovery.places[rank] = seat
 
+    def _leave_the_absent(self, recovery: Recovery) -> None:
+        """A standby whose agent has not come is not waited for while there is another."""
+        taken = {name for name, _ in recovery.places.values()}
+        for name in sorted(taken):
+            node = self.state.nodes[name]
+            free = [n for n in self._standbys_by_preference() if n.name not in taken and not n.dead]
+            if node.standing == "standby" and not node.connected and free and free[0].connected:
+                taken.add(free[0].name)
+                recovery.places = {rank: place for rank, place in recovery.places.items() if place[0] != name}
+
     def _place_on_standby(self, recovery: Recovery, node: str, ranks: list[int]) -> None:
         taken = {name for name, _ in recovery.places.values()}
         free = [n for n in self._standbys_by_preference() if n.name not in taken and not n.dead]
         candidates = {place[0] for rank, place in recovery.contested.items() if rank in ranks}
-        free.sort(key=lambda n: (n.name not in candidates, not self._warms_for(n, ranks)))
+        free.sort(key=lambda n: (not n.connected, n.name not in candidates, not self._warms_for(n, ranks)))
         if free:
             for rank, slot in self._slots_for(ranks).items():
                 recovery.places[rank] = (free[0].name, slot)

@@ -57,6 +57,10 @@ class Presence:
         """A rank elsewhere says that its link to a rank there is broken."""
         self._accused_at[node] = now
 
+    def acquit(self, node: str) -> None:
+        """What was said against it has been explained."""
+        self._accused_at.pop(node, None)
+
     def slept(self, seconds: float) -> None:
         """This leader has not got to listen for so long (the machine was starved, the disk slow): what was
         said meanwhile is still to be heard."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.model import Accusation, Node, Recovery, Statement
+from tm_slurm.coordinator.model import Accusation, Node, Place, Recovery, Statement
 from tm_slurm.coordinator.resolving import Resolving
 
 ACCUSED_GRACE_S = 0.3
@@ -41,13 +41,36 @@ class Recoveries(Resolving):
         node.dead = True
         ranks = sorted(self.state.ranks_on(node.name))
         fields: dict[str, Any] = {"node": node.name, "ranks": ranks, "how": how}
+        killed = crashed is not None and _was_killed(crashed)
         if crashed is not None:
-            node.crashed = True
             fields |= {"last_words": str(crashed.get("tail", ""))[-2000:], "log": crashed.get("log", "none")}
-            fields["step"] = crashed.get("committed")
-            self.state.crashes.append(fields)
+            fields |= self._where_it_failed(node, crashed)
+            if self._is_held_against_the_step(node, crashed):
+                node.crashed = True
+                self.state.crashes.append(fields)
         self._note("failed", **fields)
-        self._recover(how)
+        self._recover(how, killed=killed)
+
+    def _where_it_failed(self, node: Node, crashed: Input) -> Input:
+        """Of a rank process that has ended by itself: its rank, its step, its data position, and what it has
+        written of the cause."""
+        place = (node.name, int(crashed["slot"]))
+        failing = crashed.get("failing") or {}
+        return {
+            "rank": next((rank for rank, seat in self.state.seats.items() if seat == place), None),
+            "step": crashed.get("committed") if not failing else failing.get("step"),
+            "position": failing.get("position", {}),
+            "traceback": str(crashed.get("traceback", "")),
+        }
+
+    def _is_held_against_the_step(self, node: Node, crashed: Input) -> bool:
+        """Not of a process that had stopped already. Of those that somebody kills while a recovery is under
+        way only the first: a rack fails in pieces, and the kernel ends many for want of memory."""
+        recovery = self.state.recovery
+        if recovery is None:
+            return True
+        stopped = recovery.target is None and (node.name, int(crashed["slot"])) in recovery.statements
+        return not stopped and not (recovery.killed and _was_killed(crashed))
 
     def _ban(self, node: Node) -> None:
         """Whatever runs on a node is nobody any more, even if it does not know."""
@@ -61,16 +84,17 @@ class Recoveries(Resolving):
         self._ban(node)
         self._tell(node.name, None, {"kind": "spawn"})
 
-    def _recover(self, how: str) -> None:
+    def _recover(self, how: str, *, killed: bool = False) -> None:
         """Begin, or begin again, with a new epoch."""
         state = self.state
         earlier = state.recovery
         state.last_epoch += 1
         recovery = Recovery(state.last_epoch, how, self.now, self.now, damage=self._damage())
+        recovery.killed = killed or (earlier is not None and earlier.killed)
         if earlier is not None:
             recovery.started_at, recovery.restarts = earlier.started_at, earlier.restarts + 1
             recovery.waiting_since = earlier.waiting_since
-            recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
+            recovery.contested = self._still_contested(earlier)
             recovery.moving = set(earlier.moving)
             recovery.unsure = {*earlier.unsure, *earlier.lost}
             recovery.damage = max(recovery.damage, earlier.damage)
@@ -101,6 +125,19 @@ class Recoveries(Resolving):
             self._ask(recovery, place)
         self._choose_early(recovery)
         self._advance_recovery()
+
+    def _still_contested(self, earlier: Recovery) -> dict[int, Place]:
+        """Who may have taken a rank in a recovery that failed. A standby that was not told to take one has
+        not: if it does not answer, nobody needs to wait for it."""
+        if not earlier.settled:
+            return dict(earlier.contested)
+        size = self.state.plan.ranks_per_node
+        told = earlier.target is not None
+        return {
+            rank: place
+            for rank, place in earlier.places.items()
+            if told or place[1] >= size or self.state.nodes[place[0]].connected
+        }
 
     def _damage(self) -> int:
         """How much is lost: seats without a process, nodes without an agent. Of a rack that fails one node
@@ -173,8 +210,9 @@ class Recoveries(Resolving):
         recovery = self.state.recovery
         stopping = recovery is not None and recovery.target is None  # it will say where it has stopped
         if not stopping and not self.state.finishing and self.state.started:
-            # At an older epoch it knew another process by that rank, which may have left since.
-            current = int(given.get("epoch", self.state.epoch)) >= self.state.epoch
+            # At an older epoch it knew another process by that rank, which may have left since; until all
+            # have recovered, processes that build a role anew close links.
+            current = recovery is None and int(given.get("epoch", self.state.epoch)) >= self.state.epoch
             known = lost is not None and int(lost) in self.state.seats and current
             accused = int(lost) if known else None  # type: ignore[arg-type]
             self.state.accusations.append(Accusation(rank, accused, str(given.get("why", "")), self.now))
@@ -247,8 +285,12 @@ class Recoveries(Resolving):
             if not recovery.asked <= {*recovery.statements, *recovery.refusals}:
                 return
             self._settle(recovery)
-        if self._place_lost(recovery) and all(map(self.state.process_at, recovery.places.values())):
+        if self._place_lost(recovery) and all(map(self._is_there, recovery.places.values())):
             self._agree(recovery)
+
+    def _is_there(self, place: Place) -> bool:
+        """Whether the process in a place is up, and hears what it is told."""
+        return self.state.process_at(place) is not None and self.state.nodes[place[0]].connected
 
     def _settle(self, recovery: Recovery) -> None:
         """Who sits where, now that everybody has spoken."""
@@ -311,6 +353,12 @@ class Recoveries(Resolving):
 
     # ---- what takes too long ----
 
+    def _on_ward_missing(self, given: Input) -> None:
+        """The private state of a lost rank was promised and has not come: all are asked again."""
+        recovery, rank = self._recovery_of(given), int(given["rank"])
+        if recovery is not None and rank in recovery.places and rank not in recovery.resumed:
+            self._recover(f"the private state of rank {rank} was not handed in at epoch {recovery.epoch}")
+
     def _on_refill_expired(self, given: Input) -> None:
         """Time is over for the policy `wait`; the next one has its turn."""
         self._advance_recovery()
@@ -321,9 +369,11 @@ class Recoveries(Resolving):
         if recovery is None:
             return
         silent = set() if recovery.settled else recovery.asked - {*recovery.statements, *recovery.refusals}
-        late = {place for rank, place in recovery.places.items() if rank not in recovery.resumed}
+        ranks = self._not_resumed(recovery)
+        over = [rank for rank in ranks if self.now > self._resumes_by(recovery, rank)]
+        late = {recovery.places[rank] for rank in over or ranks}
         if recovery.target is None:
-            late = silent or {place for place in late if self.state.process_at(place) is None}
+            late = silent or {place for place in late if not self._is_there(place)}
         places = sorted(late)
         what = "stop" if silent else "start" if recovery.target is None else "resume"
         names = sorted({name for name, _ in places})
@@ -339,6 +389,18 @@ class Recoveries(Resolving):
                 self._replace_processes(node)
         self._recover(how)
 
+    def _not_resumed(self, recovery: Recovery) -> list[int]:
+        return sorted(set(recovery.places) - set(recovery.resumed))
+
+    def _resumes_by(self, recovery: Recovery, rank: int) -> float:
+        """When a successor is late: it has the time of a preparation until it has built its role, and then
+        that of a switch, with what its state takes."""
+        process = self.state.process_at(recovery.places[rank])
+        if process is None or process.warm_for != rank:
+            return recovery.agreed_at + self.state.plan.prepare_timeout_s
+        size = self.state.state_bytes.get(rank, 0)
+        return max(recovery.agreed_at, process.warm_at) + self.state.plan.transfer_timeout_s(size)
+
     def _repeat_recovery(self, node: Node) -> None:
         """The node's agent has connected again: what it was told meanwhile may be lost."""
         recovery = self.state.recovery
@@ -353,3 +415,8 @@ class Recoveries(Resolving):
         for place in sorted(recovery.asked):
             if place[0] == node.name and place not in recovery.statements:
                 self._ask(recovery, place)
+
+
+def _was_killed(exited: Input) -> bool:
+    """Whether somebody else has ended this process: nothing that it did itself ends so."""
+    return exited.get("how") == "signal SIGKILL" and "Traceback" not in str(exited.get("tail", ""))

@@ -26,6 +26,9 @@ STRIPED_FROM_BYTES = 64 << 20
 
 STRIPED_OVER = 4
 
+FAILURE_FIELDS = ("rank", "node", "step", "position", "how", "traceback", "log")
+"""What a verdict says of the rank that failed first."""
+
 REDONE_LIMIT = 5
 """How often a step is done again for failures in which no rank was lost."""
 
@@ -46,7 +49,7 @@ class Resolving(Placing):
                 again = "requeue" in self.state.plan.on_no_standby or self.state.stopping
                 verdict = "requeue" if again else "failed"
                 why = f"{problem}, and there is no snapshot or checkpoint: {recovery.how}"
-                self._end(verdict, 1, f"{why}; {self._first_crash()}" if self.state.crashes else why)
+                self._end_by_crash(verdict, why)
                 return
             target = int(back_to["step"])
             self._rolled_back(target)
@@ -248,11 +251,21 @@ class Resolving(Placing):
         for node in list(state.nodes.values()):
             if node.dead:
                 self._bury(node)
+            elif node.standing == "active" and not state.ranks_on(node.name):
+                self._returns_to_the_pool(node)
             self._retire_guests_without_a_seat(node)
         self._tell_vaults_the_epoch()
         self._assign_duties()
         self._repeat_stop()
         self._finish_if_done()
+
+    def _returns_to_the_pool(self, node: Node) -> None:
+        """A process that was to take its rank there has died, and a standby has it now."""
+        if not node.agent_up:
+            self._lost(node)
+            return
+        node.standing = "leaving"
+        self._leave(node)
 
     def _retire_guests_without_a_seat(self, node: Node) -> None:
         """Processes that were to take a rank in an attempt that failed."""
@@ -281,14 +294,29 @@ class Resolving(Placing):
             return False
         for name in crashed:
             self.state.nodes[name].crashed = False  # counted once, however often the recovery begins again
-        count = self.state.failures_at.get(target, 0) + 1
-        self.state.failures_at = {target: count}
+        step = target if recovery.statements else self._step_of_the_crash(crashed, target)
+        count = self.state.failures_at.get(step, 0) + 1
+        self.state.failures_at = {step: count}
         if count == 1:
             self.state.crashes = [crash for crash in self.state.crashes if crash["node"] in crashed]
         if count < self.state.plan.failures_per_step:
             return False
-        self._end("failed", 1, f"ranks died {count} times at step {target}; {self._first_crash()}")
+        self._end_by_crash("failed", f"ranks died {count} times at step {step}")
         return True
+
+    def _end_by_crash(self, verdict: str, why: str) -> None:
+        """With what is known of the rank that failed first, if any did."""
+        if self.state.crashes:
+            first = self.state.crashes[0]
+            failure = {key: first[key] for key in FAILURE_FIELDS if key in first}
+            self._end(verdict, 1, f"{why}; {self._first_crash()}", failure)
+        else:
+            self._end(verdict, 1, why)
+
+    def _step_of_the_crash(self, crashed: list[str], otherwise: int) -> int:
+        """Nobody is left to say where all were: as far as the dead had told."""
+        steps = {crash["node"]: crash["step"] for crash in self.state.crashes if crash["node"] in crashed}
+        return max((int(step) for step in steps.values() if step is not None), default=otherwise)
 
     def _fails_without_a_loss(self, recovery: Recovery, target: int) -> bool:
         """Collectives that fail in the same step again and again although nobody is lost will go on to."""
@@ -308,9 +336,11 @@ class Resolving(Placing):
         first = self.state.crashes[0]
         words = [line for line in first["last_words"].splitlines() if line.strip()]
         last = f": {words[-1].strip()[:300]}" if words else ""
-        ranks = ", ".join(map(str, first["ranks"]))
+        ranks = first["rank"] if first.get("rank") is not None else ", ".join(map(str, first["ranks"]))
         step = f" in step {first['step']}" if first.get("step") is not None else ""
-        return f"first rank {ranks} on {first['node']}{step} ({first['how']}){last}"
+        position = ", ".join(f"{key} at {said}" for key, said in first.get("position", {}).items())
+        where = f"{step}, {position}" if position else step
+        return f"first rank {ranks} on {first['node']}{where} ({first['how']}){last}"
 
     def _bury(self, dead: Node) -> None:
         """The ranks of a dead node are elsewhere now: what becomes of the node itself."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+from tm_slurm.coordinator.actions import Tell
+
+HELD_S = 2.0
+"""So long an order waits for the private state that goes with it; if its connection broke on the way, it will
+not come at all."""
 
 Message = dict[str, Any]
 
@@ -19,6 +26,7 @@ class Wards:
     def __init__(self) -> None:
         self._epoch = 0
         self._told: dict[int, list[Message]] = {}
+        self._held: list[tuple[Tell, float]] = []
 
     def take(self, message: Message) -> bool:
         """Keep a buddy's copy of a lost rank's private state. False when the message is none."""
@@ -43,3 +51,19 @@ class Wards:
         newest = max(fitting, key=lambda known: (int(known["step"]), known.get("buffers") is not None))
         step, buffers = newest["step"], newest.get("buffers")
         return {**order, "private": newest["private"], "private_step": step, "private_buffers": buffers}
+
+    def hold(self, order: Tell, now: float) -> None:
+        """Keep an order until the private state that goes with it is there. `now`: seconds of one clock."""
+        self._held.append((order, now))
+
+    def complete(self) -> list[Tell]:
+        """The orders that were held and have all that they need by now."""
+        found = [(order, self.with_ward(order.message)) for order, _ in self._held]
+        self._held = [held for held, (_, message) in zip(self._held, found, strict=True) if message is None]
+        return [replace(order, message=message) for order, message in found if message is not None]
+
+    def overdue(self, now: float) -> list[Tell]:
+        """The orders that were held for too long; they are held no more."""
+        late = [order for order, since in self._held if now - since > HELD_S]
+        self._held = [(order, since) for order, since in self._held if now - since <= HELD_S]
+        return late

@@ -153,6 +153,7 @@ class Record:
             },
         }
 
-    def close(self) -> None:
-        self._steps.close()
+    def close(self, *, job_ended: bool = True) -> None:
+        """`job_ended`: nobody will lead after this, so what is known of the steps has to be written now."""
+        self._steps.close(job_ended=job_ended)
         self._timeline_file.close()

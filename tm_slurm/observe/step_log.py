@@ -28,13 +28,18 @@ def _ends_a_line(file: Any) -> bool:
 
 class StepLog:
     """A step is written when rank 0 has told of it; one that rank 0 took with it, when another rank has. A
-    step that was rolled back and done again is not written again: it is the same, bit for bit."""
+    step that was rolled back and done again is not written again: it is the same, bit for bit.
+
+    A leader that was frozen may still write one thing when another writes already: who finds lines that are
+    not its own goes on after them."""
 
     def __init__(self, path: Path, world_size: int) -> None:
         self._world_size = world_size
-        self._written = _tail(path)
+        self._path = path
         self._file = append_to(path)
-        self._next = self._written[-1]["step"] + 1 if self._written else 0
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._written = _tail(path)
+        self._next = _after(self._written)
         self._told: dict[int, dict[str, Any]] = {}
         self._heads: dict[int, int] = {}
         losses = [step["loss"] for step in self._written if step.get("loss") is not None]
@@ -50,7 +55,7 @@ class StepLog:
         """A rank says that it has committed `step`."""
         self._heads[rank] = max(step, self._heads.get(rank, step))
         if step >= self._next and (rank == 0 or step not in self._told):
-            self._told[step] = told
+            self._told[step] = {"step": step, **told}
         self._write_out()
 
     def _write_out(self) -> None:
@@ -66,17 +71,34 @@ class StepLog:
                 return
 
     def _write(self, told: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"step": self._next, **told}) + "\n")
+        if os.fstat(self._file.fileno()).st_size != self._size:
+            self._go_on_after_another()
+        if int(told["step"]) < self._next:
+            return
+        line = json.dumps(told) + "\n"
+        self._file.write(line)
         self._file.flush()
+        self._size += len(line)
         self._next += 1
 
-    def close(self) -> None:
-        """Write what was still held back in the hope for rank 0's word, and close."""
-        for step in sorted(self._told):
-            self._next = step
-            self._write(self._told[step])
+    def _go_on_after_another(self) -> None:
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._next = max(self._next, _after(_tail(self._path)))
+        self._told = {step: told for step, told in self._told.items() if step >= self._next}
+
+    def close(self, *, job_ended: bool = True) -> None:
+        """Close; if the job has ended, write before what was still held back in the hope for rank 0's word.
+        If not, the next leader is told of it."""
+        for step, told in sorted(self._told.items()) if job_ended else ():
+            self._next = max(step, self._next)
+            self._write(told)
         self._told.clear()
         self._file.close()
+
+
+def _after(written: list[dict[str, Any]]) -> int:
+    """The step that comes next in a log that ends so."""
+    return max((int(step["step"]) + 1 for step in written), default=0)
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tm_slurm.control import accept_socket, connect_socket
-from tm_slurm.runtime.limits import AWAIT_SWITCH_S, HANDSHAKE_TIMEOUT_S, PREPARE_TIMEOUT_S, SWITCH_TIMEOUT_S
+from tm_slurm.runtime.limits import AWAIT_SWITCH_S, HANDSHAKE_TIMEOUT_S, TransferLimits
 from tm_slurm.state import Receiver, ReceiveReport, Sender, SendReport, Snapshot, StateError
 
 
@@ -19,14 +19,22 @@ class Outgoing:
     """The leaver's side, for one epoch. A thread waits for the joiner; training goes on."""
 
     def __init__(
-        self, *, host: str, secret: bytes, rank: int, epoch: int, share: tuple[int, int] = (0, 1)
+        self,
+        *,
+        host: str,
+        secret: bytes,
+        rank: int,
+        epoch: int,
+        share: tuple[int, int] = (0, 1),
+        limits: TransferLimits,
     ) -> None:
         self.epoch = epoch
+        self._limits = limits
         self._share = share
         self._rank = rank
         self._secret = secret
         self._listener = socket.create_server((host, 0))
-        self._listener.settimeout(PREPARE_TIMEOUT_S)
+        self._listener.settimeout(limits.prepare_s)
         self.source = [host, int(self._listener.getsockname()[1])]
         self._snapshot: Snapshot | None = None
         self._captured = threading.Event()
@@ -58,10 +66,10 @@ class Outgoing:
                 if (identity.get("rank"), identity.get("epoch")) != (self._rank, self.epoch):
                     sock.close()
                     continue
-                if not self._captured.wait(PREPARE_TIMEOUT_S) or self._snapshot is None:
+                if not self._captured.wait(self._limits.prepare_s) or self._snapshot is None:
                     raise StateError("no step boundary came within the preparation's limit")
                 sender = Sender(sock, share=self._share)
-                sender.prepare(self._snapshot, timeout_s=PREPARE_TIMEOUT_S)
+                sender.prepare(self._snapshot, timeout_s=self._limits.prepare_s)
             except Exception as error:  # whoever it was and whatever it sent: the joiner may still come
                 self._failure = str(error)
                 sock.close()
@@ -71,10 +79,11 @@ class Outgoing:
             return
 
     def send(self, snapshot: Snapshot) -> SendReport:
-        """In the pause: everything, until the joiner has verified it. StateError when that fails."""
-        if not self._ready.wait(SWITCH_TIMEOUT_S) or self._sender is None:
+        """In the pause: everything, until the joiner has verified it. StateError when that fails. After a
+        failure the joiner may still have its role to build."""
+        if not self._ready.wait(self._limits.prepare_s) or self._sender is None:
             raise StateError(f"the joiner of rank {self._rank} is not there: {self._failure}")
-        return self._sender.send(snapshot, timeout_s=SWITCH_TIMEOUT_S)
+        return self._sender.send(snapshot, timeout_s=self._limits.transfer_s(snapshot.nbytes))
 
     def cancel(self) -> None:
         """Wake whoever sends in here, with a StateError: the switch has come to nothing."""
@@ -103,13 +112,15 @@ class Incoming:
         rank: int,
         epoch: int,
         state: Mapping[str, Any],
+        limits: TransferLimits,
     ) -> None:
         self.epoch = epoch
+        self._limits = limits
         identity = {"role": "joiner", "rank": rank, "epoch": epoch}
         self._sockets: list[socket.socket] = []
         try:
             for source in sources:
-                sock = connect_socket(source, secret, identity, timeout_s=PREPARE_TIMEOUT_S)
+                sock = connect_socket(source, secret, identity, timeout_s=limits.prepare_s)
                 self._sockets.append(sock)
         except BaseException:
             self.close()
@@ -119,7 +130,7 @@ class Incoming:
 
     def prepare(self) -> None:
         """Agree with the leaver on what will come. StateError when that fails."""
-        self._receiver.prepare(timeout_s=PREPARE_TIMEOUT_S)
+        self._receiver.prepare(timeout_s=self._limits.prepare_s)
 
     def receive(self) -> ReceiveReport:
         """Wait for the switch, then take the state in place. StateError when it fails or was cancelled."""

@@ -26,7 +26,8 @@ from tm_slurm.runtime.finite import all_finite
 from tm_slurm.runtime.handover import Outgoing
 from tm_slurm.runtime.limits import PRIVATE_INTERVAL_S
 from tm_slurm.runtime.role import Role, role_of
-from tm_slurm.runtime.standing_by import StandingBy, say
+from tm_slurm.runtime.saying import say
+from tm_slurm.runtime.standing_by import StandingBy
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of
@@ -175,11 +176,15 @@ class Runtime(StandingBy):
             return
         if worker.config.policy.on_nonfinite == "stop" or self._redone == self.step:
             again = " again, after it was done anew" if self._redone == self.step else ""
-            mine = "" if all_finite(self.state) else f", some of them on rank {self.role.rank}"
-            raise FloatingPointError(
+            finite = all_finite(self.state)
+            mine = "" if finite else f", some of them on rank {self.role.rank}"
+            why = (
                 f"step {self.step}: gradients are not finite{again}{mine}; nothing of the step was applied "
                 "(policy.on_nonfinite)"
             )
+            if not finite:  # else those that have them say so
+                worker.link.send({"kind": "gives_up", "rank": self.role.rank, "why": why})
+            raise FloatingPointError(why)
         self._redone = self.step
         raise Discarded
 

@@ -4,7 +4,6 @@ rank's place (TrainMover §4, §5, §7)."""
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Incoming
-from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S
+from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
 from tm_slurm.state import ReceiveReport, give_buffers, give_private, take_private
@@ -87,7 +86,7 @@ class StandingBy(Surviving):
             return False
         with self._joining(worker, order) as joined:
             worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
-            worker.endpoint.dial(epoch=epoch, ranks=order["dial"], timeout_s=PREPARE_TIMEOUT_S)
+            worker.endpoint.dial(epoch=epoch, ranks=order["dial"], timeout_s=worker.limits.prepare_s)
             incoming = self._connect(worker, order)
             worker.link.send({"kind": "joined", "epoch": epoch, "rank": rank})
             joined.report = incoming.receive()
@@ -173,6 +172,7 @@ class StandingBy(Surviving):
             rank=int(order["rank"]),
             epoch=int(order["epoch"]),
             state=self.state,
+            limits=worker.limits,
         )
         worker.await_state(incoming)
         incoming.prepare()
@@ -196,8 +196,3 @@ class StandingBy(Surviving):
         measured = {"bytes": report.bytes, "state_s": report.seconds, **(times or {})}
         worker.link.send({**told, **measured})
         return True
-
-
-def say(text: str) -> None:
-    """One line for people, in this process's log."""
-    print(f"tm_slurm: {text}", file=sys.stderr, flush=True)

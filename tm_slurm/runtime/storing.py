@@ -16,10 +16,10 @@ from typing import Any
 from tm_slurm.config.model import PolicyConfig
 from tm_slurm.runtime import checkpoint
 from tm_slurm.runtime.agent_link import AgentLink, Message
-from tm_slurm.runtime.limits import FETCH_TIMEOUT_S
+from tm_slurm.runtime.limits import TransferLimits
 from tm_slurm.runtime.peer_memory import Cost, PeerMemory, choose_interval
 from tm_slurm.runtime.vote import CHECKPOINT, COMPLETE_SHIFT, SNAPSHOT
-from tm_slurm.state import StateError, unpack
+from tm_slurm.state import StateError, capture, unpack
 from tm_slurm.state.background import Background
 from tm_slurm.state.checkpoint_directory import checkpoints_of
 
@@ -306,7 +306,7 @@ class Storing:
             limit = self._policy.snapshot_memory << 20
             address = (str(host), int(port))
             stored = self._peer_memory().fetch(
-                address, rank, step, timeout_s=FETCH_TIMEOUT_S, max_bytes=limit
+                address, rank, step, timeout_s=self._fetch_timeout_s(state, step), max_bytes=limit
             )
         reached = unpack(state, stored)
         with self._lock:
@@ -321,3 +321,8 @@ class Storing:
                 self._complete = -1
         if self._memory is not None:
             self._memory.forget(above=step)
+
+    def _fetch_timeout_s(self, state: State, step: int) -> float:
+        """For a snapshot of about the size that `state` has."""
+        size = capture(state, step, generators=False).nbytes
+        return TransferLimits.of(self._policy).transfer_s(size)

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Outgoing
@@ -18,6 +20,10 @@ from tm_slurm.runtime.storing import CannotGoBack
 from tm_slurm.runtime.vote import FAILURES, Discarded, Vote
 from tm_slurm.runtime.worker import Worker
 from tm_slurm.state import Mark, StateError, capture
+from tm_slurm.state.entries import OBJECT, state_entries
+
+POSITION_CHARS = 200
+"""So much of what an entry of the state says of itself (a data position is short) goes into a report."""
 
 DISTURBANCES = (StateError, HandshakeRefused, OSError, *FAILURES)
 """What going on can end with when something else fails meanwhile."""
@@ -51,6 +57,23 @@ class Surviving:
             torn = self._vote.was_held
             self._resolution = self._stop(self._worker, error, at_vote=False, torn=torn)
             self._discarded = True
+        except Exception:
+            self._say_failing()
+            raise
+
+    def _say_failing(self) -> None:
+        """The user's step has failed: tell the agent where, for whoever looks for the cause."""
+        worker = self._worker
+        if worker is None or worker.endpoint.sandbox:
+            return
+        position: dict[str, Any] = {}
+        for key, kind, value in state_entries(self.state):
+            if kind == OBJECT and not isinstance(value, LRScheduler):
+                with contextlib.suppress(Exception):  # the user's code; the failure itself must be heard of
+                    position[key] = repr(value.state_dict())[:POSITION_CHARS]
+        failing = {"kind": "failing", "rank": worker.rank, "step": self.step, "position": position}
+        with contextlib.suppress(OSError):
+            worker.link.send(failing)
 
     def _failed_at_vote(self, error: RuntimeError) -> None:
         if self._worker is None or self._worker.endpoint.sandbox:
@@ -110,7 +133,14 @@ class Surviving:
 
     def _serve(self, worker: Worker, rank: int, epoch: int, share: tuple[int, int]) -> None:
         """Give a lost rank's successor this replica's share of the state."""
-        outgoing = Outgoing(host=worker.place.host, secret=worker.secret, rank=rank, epoch=epoch, share=share)
+        outgoing = Outgoing(
+            host=worker.place.host,
+            secret=worker.secret,
+            rank=rank,
+            epoch=epoch,
+            share=share,
+            limits=worker.limits,
+        )
         worker.serving(outgoing)
         try:
             outgoing.give_layout(capture(self.state, self.step))

@@ -16,6 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tm_slurm.control.frames import MAX_FRAME_BYTES
+from tm_slurm.runtime.saying import say
+
+TOLD_LIMIT_BYTES = MAX_FRAME_BYTES - (4 << 20)
+"""As JSON. It goes through the coordinator in one frame, together with buffers and a table of peers."""
+
 BUDDIES = 2
 """A rank and its neighbour may be lost at once; and a successor has been told nothing yet."""
 
@@ -36,34 +42,41 @@ class Wards:
     """Of one rank, at one membership of the job. Every rank of the job calls `exchange` at the same steps."""
 
     def __init__(self, rank: int, world_size: int, ranks_per_node: int) -> None:
+        self._rank = rank
         stride = ranks_per_node if world_size > ranks_per_node else 1
         away = [n * stride for n in range(1, BUDDIES + 1) if n * stride < world_size]
         self.buddies = [(rank + distance) % world_size for distance in away]
         self.wards = [(rank - distance) % world_size for distance in away]
         self._kept: dict[int, deque[_Told]] = {ward: deque(maxlen=KEPT) for ward in self.wards}
+        self._refused = False
 
     def exchange(self, step: int, private: Any) -> None:
-        """Tell the buddies `private` (JSON-safe) as it is at the beginning of `step`; keep the wards'.
+        """Tell the buddies `private` (JSON-safe) as it is at the beginning of `step`; keep the wards'. One
+        that is too large is not told, and that is said once.
 
         Raises what a collective raises when a rank has failed."""
-        for ward, theirs in self._swap(private).items():
+        for ward, theirs in self._swap(json.dumps(private).encode()).items():
             kept = self._kept[ward]
             while kept and kept[-1].step >= step:  # from before a roll-back
                 kept.pop()
-            kept.append(_Told(step, theirs))
+            if theirs.numel():
+                kept.append(_Told(step, theirs))
 
     def exchange_buffers(self, step: int, buffers: Any) -> None:
         """Tell the buddies the buffers (JSON-safe) as they are before the vote of `step`; keep the wards'."""
-        for ward, theirs in self._swap(buffers).items():
+        for ward, theirs in self._swap(json.dumps(buffers).encode()).items():
             kept = self._kept[ward]
-            if kept and kept[-1].step == step:
+            if kept and kept[-1].step == step and theirs.numel():
                 kept[-1].buffers = theirs
 
-    def _swap(self, content: Any) -> dict[int, torch.Tensor]:
-        """Send to the buddies, receive from the wards."""
+    def _swap(self, content: bytes) -> dict[int, torch.Tensor]:
+        """Send to the buddies, receive from the wards. Nothing stands for what is too large."""
         if not self.wards:
             return {}
-        told = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
+        if len(content) > TOLD_LIMIT_BYTES:
+            self._refuse(len(content))
+            content = b""
+        told = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte()
         size = torch.tensor([told.numel()])
         sends = [dist.isend(part, buddy) for buddy in self.buddies for part in (size, told)]
         received = {}
@@ -76,6 +89,16 @@ class Wards:
             if send is not None:
                 send.wait()
         return received
+
+    def _refuse(self, size: int) -> None:
+        if not self._refused:
+            self._refused = True
+            say(
+                f"the private state of rank {self._rank} is {size} bytes, over the limit of "
+                f"{TOLD_LIMIT_BYTES}: no other node keeps it, so the loss of this rank takes all back to the "
+                "newest snapshot or checkpoint; keep large data out of state_dict, or set policy.snapshots: "
+                "always"
+            )
 
     def steps_of(self, rank: int) -> list[int]:
         """At the beginning of which steps this rank's private state was told here, oldest first."""

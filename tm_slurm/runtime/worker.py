@@ -17,7 +17,7 @@ from tm_slurm.config import load
 from tm_slurm.control import read_secret
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.handover import Incoming, Outgoing
-from tm_slurm.runtime.limits import RECOVERY_TIMEOUT_S
+from tm_slurm.runtime.limits import RECOVERY_TIMEOUT_S, TransferLimits
 from tm_slurm.runtime.link_watch import LinkWatch
 from tm_slurm.runtime.storing import Storing
 from tm_slurm.runtime.vote import Ballot
@@ -56,6 +56,7 @@ class Worker:
     def __init__(self, link: AgentLink) -> None:
         self.place = Place.from_environment()
         self.config = load(self.place.job_dir / "config.yaml")
+        self.limits = TransferLimits.of(self.config.policy)
         self.secret = read_secret(self.place.job_dir)
         self.link = link
         self.endpoint = Endpoint(
@@ -135,7 +136,11 @@ class Worker:
                 if self.outgoing is not None:
                     self.outgoing.close()
                 self.outgoing = Outgoing(
-                    host=self.place.host, secret=self.secret, rank=self.rank, epoch=epoch
+                    host=self.place.host,
+                    secret=self.secret,
+                    rank=self.rank,
+                    epoch=epoch,
+                    limits=self.limits,
                 )
             outgoing = self.outgoing
             if self._layout is not None:

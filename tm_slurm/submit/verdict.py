@@ -27,11 +27,13 @@ class NoVerdict(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How the job ended, by the coordinator's word. `exit_code` is the batch script's."""
+    """How the job ended, by the coordinator's word. `exit_code` is the batch script's; `traceback` is that of
+    the rank that failed first."""
 
     state: VerdictState
     exit_code: int
     reason: str
+    traceback: str = ""
 
 
 def attempt_now() -> int:
@@ -68,7 +70,9 @@ def read_verdict(job_dir: Path, attempt: int) -> Verdict:
             f"no verdict: {path}: expected that of restart {attempt} of the job, found that of restart "
             f"{found['attempt']!r}; see {job_dir}/logs"
         )
-    return Verdict(state=cast(VerdictState, state), exit_code=code, reason=str(reason))
+    failure = found.get("failure")
+    traceback = str(failure.get("traceback", "")) if isinstance(failure, dict) else ""
+    return Verdict(state=cast(VerdictState, state), exit_code=code, reason=str(reason), traceback=traceback)
 
 
 def _look_again(directory: Path) -> None:
@@ -88,6 +92,8 @@ def end_by_verdict(job_dir: Path) -> int:
         print(f"tm_slurm: {missing}", file=sys.stderr)
         return _NO_VERDICT_CODE
     print(f"tm_slurm: {verdict.state}: {verdict.reason} exit_code={verdict.exit_code}")
+    if verdict.traceback:
+        print(verdict.traceback)
     if verdict.state == "requeue":
         return _requeue(verdict)
     return verdict.exit_code
