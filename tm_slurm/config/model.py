@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from tm_slurm.config.time_limit import TimeLimitError, parse_time_limit
 
-NO_STANDBY_CHOICES = ("wait", "double-up", "requeue", "fail")
+NO_STANDBY_CHOICES = ("wait", "double-up", "shrink", "requeue", "fail")
 SnapshotChoice = Literal["auto", "always", "never"]
 NonfiniteChoice = Literal["ignore", "redo", "stop"]
 

@@ -19,6 +19,7 @@ from tm_slurm.coordinator.recovery import ACCUSED_GRACE_S
 
 AGENT_INPUTS = frozenset(
     {
+        "adopted",
         "agent_retired",
         "broken",
         "checkpoint_failed",
@@ -179,7 +180,7 @@ class Decisions(Membership):
         if not state.started:
             self._end("requeue", 1, state.stopping)
         else:
-            self._tell_rank(0, {"kind": "checkpoint"})
+            self._tell_rank(state.pacer(), {"kind": "checkpoint"})
 
     def _noticed(self, node: Node, event: Input) -> None:
         gives_back = event["kind"] != "request"
@@ -294,7 +295,7 @@ class Decisions(Membership):
     def _finish_if_done(self) -> None:
         """Not while ranks are missing: their successors are to end as all others do."""
         state = self.state
-        if len(state.done) < state.plan.world_size or state.finishing or state.recovery is not None:
+        if not set(state.seats) <= set(state.done) or state.finishing or state.recovery is not None:
             return
         state.finishing = True
         if state.move is not None:

@@ -29,6 +29,7 @@ from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.requests import Requests
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
+from tm_slurm.coordinator.shrinking import reports_of_all
 from tm_slurm.coordinator.wards import Wards, needs_ward
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Event, EventError
@@ -249,13 +250,15 @@ class Leader:
         if message.get("kind") == "beat":
             self._agents.obeyed(node, message.get("place"))
             for report in message["ranks"] if self._leadership.holds() else ():  # else another writes the log
-                self._record.beat(node, report)
-                for step, _, seconds, _ in report["steps"]:
-                    self._watchdog.committed(int(report["rank"]), int(step), float(seconds), elapsed_s())
+                for told in reports_of_all(self.state, report):
+                    self._record.beat(node, told)
+                    for step, _, seconds, _ in told["steps"]:
+                        self._watchdog.committed(int(told["rank"]), int(step), float(seconds), elapsed_s())
             return True
         if message.get("kind") == "whereabouts":
             waiting, since_s = bool(message["waiting"]), float(message["since_s"])
-            self._watchdog.whereabouts(int(message["rank"]), waiting=waiting, since_s=since_s)
+            for told in reports_of_all(self.state, message):
+                self._watchdog.whereabouts(int(told["rank"]), waiting=waiting, since_s=since_s)
             return True
         if message.get("kind") == "link_ended":
             if int(message["epoch"]) >= self.state.epoch:  # at an older one it knew other processes
@@ -287,7 +290,8 @@ class Leader:
             self._agents.tell(replace(action, message=message))
         else:
             self._agents.tell(action, whole=False)
-            self.stop(f"the private state of rank {action.message['rank']} was not handed in")
+            ranks = action.message.get("rank") or ", ".join(action.message.get("adopt", ()))
+            self.stop(f"the private state of rank {ranks} was not handed in")
 
     def _noted(self, note: Note) -> None:
         at = time.time()

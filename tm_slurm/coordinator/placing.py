@@ -2,6 +2,7 @@
 for want of standbys, in the order of the config.
 
 wait        survivors stay stopped until a node comes, for a limited time
+shrink      the lost ranks are dropped, survivors do their share as well (shrinking.py)
 double-up   a surviving node hosts the lost ranks as well: slower, the same bits; moved out when a node comes
 requeue     the job goes back into the queue, and goes on from its newest checkpoint
 fail        the job ends
@@ -19,8 +20,10 @@ class Placing(Moves):
     def _place_lost(self, recovery: Recovery) -> bool:
         """Give every lost rank a place. False when it cannot be done now: it is waited, or the job ends."""
         self._place_on_their_seats(recovery)
+        self._look_after_absent(recovery)
         for node, ranks in self._unplaced(recovery):
             self._place_on_standby(recovery, node, ranks)
+        self._fill_absent(recovery)
         for noticed in (False, True):  # a node that should be left is better than none
             for node, ranks in self._unplaced(recovery):
                 self._place_where_they_were(recovery, node, ranks, noticed=noticed)
@@ -29,7 +32,9 @@ class Placing(Moves):
                 break
             if choice == "wait" and not self.state.stopping and self._waits(recovery):
                 return False
-            if choice == "double-up":
+            if choice == "shrink":
+                self._shrink(recovery)
+            elif choice == "double-up":
                 self._double_up(recovery)
             elif choice in ("requeue", "fail"):
                 self._give_up(recovery, choice)
@@ -52,7 +57,7 @@ class Placing(Moves):
     def _place_on_their_seats(self, recovery: Recovery) -> None:
         """A process that had not got its rank yet when it was interrupted is well: it gets it now."""
         for rank, name in recovery.lost.items():
-            seat = self.state.seats[rank]
+            seat = self.state.last_seat(rank)
             free = rank not in recovery.places and self.state.nodes[name].notice is None
             if free and seat in recovery.refusals and self.state.process_at(seat) is not None:
                 recovery.places[rank] = seat
@@ -80,7 +85,7 @@ class Placing(Moves):
         if not node.well() or (node.notice is not None) != noticed:
             return
         for rank in ranks:
-            recovery.places[rank] = self.state.seats[rank]
+            recovery.places[rank] = self.state.last_seat(rank)
         self._note("restart", node=name, ranks=ranks)
         self._spawn_for(recovery, name, ranks)
 
@@ -130,6 +135,17 @@ class Placing(Moves):
         nodes = ", ".join(sorted({node for node, _ in self._unplaced(recovery)}))
         verdict = "requeue" if choice == "requeue" or self.state.stopping else "failed"
         self._end(verdict, 1, f"no standby is left for {nodes}: {recovery.how}")
+
+    # ---- what shrinking does ----
+
+    def _look_after_absent(self, recovery: Recovery) -> None:
+        raise NotImplementedError
+
+    def _fill_absent(self, recovery: Recovery) -> None:
+        raise NotImplementedError
+
+    def _shrink(self, recovery: Recovery) -> None:
+        raise NotImplementedError
 
     def _prepare_successors(self, recovery: Recovery) -> None:
         """Have those that are up build the role that they will need, while the survivors are still

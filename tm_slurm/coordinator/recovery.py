@@ -72,7 +72,7 @@ class Recoveries(Resolving):
             recovery.waiting_since = earlier.waiting_since
             recovery.contested = dict(earlier.places if earlier.settled else earlier.contested)
             recovery.moving = set(earlier.moving)
-            recovery.unsure = {*earlier.unsure, *earlier.lost}
+            recovery.unsure = {*earlier.unsure, *earlier.lost, *earlier.dropped}
             recovery.damage = max(recovery.damage, earlier.damage)
             recovery.in_vain = earlier.in_vain + (recovery.damage == earlier.damage)
         if recovery.in_vain > RESTARTS_LIMIT:
@@ -87,10 +87,9 @@ class Recoveries(Resolving):
         state.recovery = recovery
         state.accusations.clear()
         state.snapshot_in_work = state.checkpoint_in_work = None
-        for rank, seat in state.seats.items():
-            for place in (seat, recovery.contested.get(rank, seat)):
-                if state.process_at(place) is not None:
-                    recovery.asked.add(place)
+        for place in (*state.seats.values(), *recovery.contested.values()):
+            if state.process_at(place) is not None:
+                recovery.asked.add(place)
         recovery.contested = {r: p for r, p in recovery.contested.items() if p in recovery.asked}
         lost = sorted(r for r, seat in state.seats.items() if seat not in recovery.asked)
         recovery.unsure |= {*lost, *recovery.contested, *recovery.moving}
@@ -109,7 +108,7 @@ class Recoveries(Resolving):
         return vacant + sum(not node.agent_up for node in self.state.nodes.values())
 
     def _ask(self, recovery: Recovery, place: tuple[str, int]) -> None:
-        unsure = sorted(recovery.unsure)
+        unsure = sorted({*recovery.unsure, *self.state.absent})
         self._tell(*place, {"kind": "interrupt", "epoch": recovery.epoch, "lost": unsure})
 
     def _choose_early(self, recovery: Recovery) -> None:
@@ -204,6 +203,8 @@ class Recoveries(Resolving):
             return
         self._note("stuck", ranks=given["ranks"], step=given["step"], how=given["how"])
         for rank in given["ranks"]:
+            if int(rank) not in self.state.seats:
+                continue  # absent; its adopter is named as well
             node = self.state.nodes[self.state.seats[int(rank)][0]]
             if not node.dead:
                 self._ranks_died(node, f"rank {rank} on {node.name}: {given['how']}")
@@ -222,8 +223,12 @@ class Recoveries(Resolving):
             begun=bool(given.get("begun", True)),
             torn=bool(given.get("torn", False)),
             wards={int(ward): list(steps) for ward, steps in given.get("wards", {}).items()},
+            nearly={int(ward): list(steps) for ward, steps in given.get("nearly", {}).items()},
+            adopted=[int(rank) for rank in given.get("adopted", [])],
             snapshots=list(given.get("snapshots", [])),
         )
+        for ward, steps in recovery.statements[place].nearly.items():
+            recovery.nearly.setdefault(ward, set()).update(steps)
         for ward, steps in recovery.statements[place].wards.items():
             recovery.wards.setdefault(ward, set()).update(steps)
         self._advance_recovery()
@@ -266,6 +271,7 @@ class Recoveries(Resolving):
         leaver."""
         state = self.state
         ranks = {rank: place for rank, place in recovery.contested.items() if place[0] == joiner}
+        ranks = self._settle_absent(recovery, state.nodes[joiner], ranks)
         taken = {r for r, place in ranks.items() if place in recovery.statements}
         kept = {r for r in ranks if state.seats[r] in recovery.statements}
         if taken != set(ranks) and kept == set(ranks):
@@ -319,6 +325,7 @@ class Recoveries(Resolving):
             return
         silent = set() if recovery.settled else recovery.asked - {*recovery.statements, *recovery.refusals}
         late = {place for rank, place in recovery.places.items() if rank not in recovery.resumed}
+        late |= {self.state.seats[rank] for rank in recovery.confirming}
         if recovery.target is None:
             late = silent or {place for place in late if self.state.process_at(place) is None}
         places = sorted(late)

@@ -9,7 +9,7 @@ Message = dict[str, Any]
 
 def needs_ward(order: Message) -> bool:
     """Whether a private state goes with this order."""
-    return order["kind"] == "replace" and "sources" in order
+    return (order["kind"] == "replace" and "sources" in order) or bool(order.get("adopt"))
 
 
 class Wards:
@@ -36,10 +36,29 @@ class Wards:
         there is none."""
         if not needs_ward(order):
             return order
-        told = self._told.get(int(order["rank"]), ()) if int(order["epoch"]) == self._epoch else ()
+        if order["kind"] == "resolve":
+            return self._with_adopted(order)
+        told = self._told_of(order, int(order["rank"]))
         fitting = [known for known in told if int(known["step"]) <= int(order["target"])]
+        fitting = [known for known in fitting if "common" not in known]
         if not fitting:
             return None
         newest = max(fitting, key=lambda known: (int(known["step"]), known.get("buffers") is not None))
         step, buffers = newest["step"], newest.get("buffers")
         return {**order, "private": newest["private"], "private_step": step, "private_buffers": buffers}
+
+    def _with_adopted(self, order: Message) -> Message | None:
+        """A survivor's order with the private states, at the boundary, of absent ranks whose share it is to
+        do from now on."""
+        adopt = {}
+        for rank in order["adopt"]:
+            told = self._told_of(order, int(rank))
+            fitting = [known for known in told if int(known["step"]) == int(order["target"])]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda known: "common" in known)
+            adopt[rank] = {"private": best["private"], "common": best.get("common", [])}
+        return {**order, "adopt": adopt}
+
+    def _told_of(self, order: Message, rank: int) -> list[Message]:
+        return self._told.get(rank, []) if int(order["epoch"]) == self._epoch else []
