@@ -27,9 +27,9 @@ from tm_slurm.coordinator.model import JobState, Plan
 from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.requests import Requests
+from tm_slurm.coordinator.shrinking import reports_of_all
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
-from tm_slurm.coordinator.shrinking import reports_of_all
 from tm_slurm.coordinator.wards import Wards, needs_ward
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Event, EventError

@@ -189,7 +189,7 @@ class Shrinking(Placing):
         places: dict[int, Place] = {}
         free = [node for node in self._standbys_by_preference() if node.name not in taken and not node.dead]
         for ranks in self._absent_parties():
-            free.sort(key=lambda node: not self._warms_for(node, ranks))  # noqa: B023
+            free.sort(key=lambda node: not self._warms_for(node, ranks))
             if free:
                 node = free.pop(0)
                 places |= {rank: (node.name, slot) for rank, slot in self._slots_for(ranks).items()}
