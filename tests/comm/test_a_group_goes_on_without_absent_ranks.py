@@ -1,4 +1,4 @@
-"""Ranks may be absent for an epoch: groups keep their ranks and sizes, and those present go on without them."""
+"""Ranks may be absent for an epoch: groups keep their ranks and sizes; those present go on without them."""
 
 from __future__ import annotations
 

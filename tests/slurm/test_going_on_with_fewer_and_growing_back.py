@@ -1,5 +1,5 @@
-"""No standby is left and the config says `shrink`: the survivors do the lost rank's share as well, with the data
-and the random numbers that it would have had; when its node is there again, it gets its rank back."""
+"""No standby is left and the config says `shrink`: the survivors do the lost rank's share as well, with the
+data and the random numbers that it would have had; when its node is there again, it gets its rank back."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slurm
 SHAPE = {"nodes": 3, "standbys": 0, "steps": 700, "pause_s": 0.02, "keep": True}
 SHRINKS = {"on_no_standby": ["shrink", "fail"]}
 CLOSE = 1e-9
-"""Sums of float64 in another order, over all steps; a share that is left out, or done with other random numbers,
-makes a difference of more than 1e-4 in a single step."""
+"""Sums of float64 in another order, over all steps. A share that is left out, or done with other random
+numbers, makes a far larger difference in a single step."""
 
 
 def parameters(job: TrainingJob, rank: int) -> list[torch.Tensor]:

@@ -42,9 +42,9 @@ def build(role: tm_slurm.Role) -> dict[str, Any]:
         layers = [nn.Linear(32, 64), nn.Tanh(), nn.Dropout(0.2), nn.Linear(64, 8)]
         model: nn.Module = nn.Sequential(*layers)
     else:
+        kept = tm_slurm.options()["keep"]
+        layers = [layer.double() if kept else layer for layer in layers]
         model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.01)
-    if tm_slurm.options()["keep"]:
-        model.double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):

@@ -6,9 +6,9 @@
     optimizer.step()
 
 Inside an adopted share the random generators, the objects with a state and the buffers are the absent
-rank's, so that it draws what that rank would have drawn; gradients add up, and a DistributedDataParallel among
-the values of `build` reduces them in the last share alone. Normally there is one share, and entering it does
-nothing.
+rank's, so that it draws what that rank would have drawn; gradients add up, and a DistributedDataParallel
+among the values of `build` reduces them in the last share alone. Normally there is one share, and entering it
+does nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tm_slurm.state import common_objects, give_private, global_generators, take_private
@@ -208,9 +209,11 @@ def shares() -> Iterator[Share]:
     the optimizer's step.
 
     Each has its `rank`. Usually there is one, with this rank's own. A script that takes its data and random
-    numbers from there alone can go on with fewer nodes (policy.on_no_standby: shrink). RuntimeError outside a
-    step.
+    numbers from there alone can go on with fewer nodes (policy.on_no_standby: shrink). In a process that
+    tm_slurm does not run, there is one as well.
     """
     if Current.shares is None:
-        raise RuntimeError("tm_slurm.shares() is for the steps of tm_slurm.run or of a tm_slurm.Runtime")
+        alone = Shares()
+        alone.take_role(dist.get_rank() if dist.is_initialized() else 0, {})
+        return alone.list()
     return Current.shares.list()
