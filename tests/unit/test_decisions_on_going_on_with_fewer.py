@@ -31,6 +31,7 @@ def test_a_survivor_does_the_share_of_a_rank_that_is_lost_without_a_standby() ->
     lose(world, "n3")
     assert adopters(world) == {2: 0} and set(world.state.seats) == {0, 1, 3} and not world.ends()
     assert world.state.recovery is None and world.state.epoch == 1
+    assert "no node is left for ranks 2: others do their shares" in world.comments()[-1]
     shrunk = {"ranks": [2], "nodes": ["n3"], "adopters": {"2": 0}}
     assert shrunk.items() <= world.notes("shrunk")[0].items()
     for told in world.told("resolve"):
