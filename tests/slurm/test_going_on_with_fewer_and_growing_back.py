@@ -4,17 +4,19 @@ data and the random numbers that it would have had; when its node is there again
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from training_jobs import TrainingJob
 
 from tm_slurm.localcluster import LocalCluster
+from tm_slurm.runtime.checkpoint import read
 
 pytestmark = pytest.mark.slurm
 
 SHAPE = {"nodes": 3, "standbys": 0, "steps": 700, "pause_s": 0.02, "keep": True}
-SHRINKS = {"on_no_standby": ["shrink", "fail"]}
+SHRINKS = {"on_no_standby": ["shrink", "fail"], "checkpoint_every_steps": 25}
 CLOSE = 1e-9
 """Sums of float64 in another order, over all steps. A share that is left out, or done with other random
 numbers, makes a far larger difference in a single step."""
@@ -28,6 +30,10 @@ def parameters(job: TrainingJob, rank: int) -> list[torch.Tensor]:
 def go_on(job: TrainingJob, steps: int) -> None:
     """So many steps more."""
     job.at_step(job.files.steps()[-1]["step"] + steps)
+
+
+def checkpoint_after(job: TrainingJob, step: int) -> dict[str, Any] | None:
+    return next((note for note in job.files.notes("checkpoint") if note["step"] > step), None)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -45,7 +51,8 @@ def test_a_lost_ranks_share_is_done_by_the_others_until_its_node_comes_back(
     cluster.unplug(node)
     try:
         shrunk = job.note("shrunk")
-        go_on(job, 30)
+        kept = job.until("a checkpoint of fewer", lambda: checkpoint_after(job, shrunk["step"]))
+        assert read(Path(kept["path"]), rank).step == kept["step"]
     finally:
         cluster.restore(node)
     assert (shrunk["ranks"], shrunk["nodes"]) == ([rank], [node])
