@@ -138,6 +138,21 @@ def test_when_all_go_back_absent_ranks_are_lost_like_others() -> None:
     assert "n3, n4" in world.ends()[0].reason
 
 
+def test_an_absent_rank_is_not_started_where_another_one_is_now() -> None:
+    world = started(nodes=3, active=3)
+    world.start()
+    lose(world, "n3")
+    world.hold = {"warm"}
+    world.give({"kind": "node_joined", "node": "n3"})
+    world.hold = set()
+    lose(world, "n2")  # before n3 is warm for rank 2: it takes rank 1
+    assert world.seats() == {0: "n1", 1: "n3"} and adopters(world) == {2: 0}
+    world.no_wards = {1, 2}
+    world.adopted.clear()
+    lose(world, "n1")
+    assert not world.notes("restart") and "no standby is left for n1, n3" in world.ends()[0].reason
+
+
 def test_the_job_ends_well_with_absent_ranks() -> None:
     world = started()
     world.start()

@@ -47,17 +47,19 @@ class Placing(Moves):
 
     def _unplaced(self, recovery: Recovery) -> list[tuple[str, list[int]]]:
         """By node: the lost ranks without a place, as many as a node has slots."""
-        by_node: dict[str, list[int]] = {}
+        by_node: dict[tuple[str, bool], list[int]] = {}
         for rank, node in sorted(recovery.lost.items()):
             if rank not in recovery.places:
-                by_node.setdefault(node, []).append(rank)
+                by_node.setdefault((node, rank in self.state.absent), []).append(rank)
         size = self.state.plan.ranks_per_node
-        return [(n, r[i : i + size]) for n, r in by_node.items() for i in range(0, len(r), size)]
+        return [(n, r[i : i + size]) for (n, _), r in by_node.items() for i in range(0, len(r), size)]
 
     def _place_on_their_seats(self, recovery: Recovery) -> None:
         """A process that had not got its rank yet when it was interrupted is well: it gets it now."""
         for rank, name in recovery.lost.items():
-            seat = self.state.last_seat(rank)
+            if rank in self.state.absent:
+                continue  # where it was, others may be now
+            seat = self.state.seats[rank]
             free = rank not in recovery.places and self.state.nodes[name].notice is None
             if free and seat in recovery.refusals and self.state.process_at(seat) is not None:
                 recovery.places[rank] = seat
@@ -84,8 +86,10 @@ class Placing(Moves):
         node = self.state.nodes[name]
         if not node.well() or (node.notice is not None) != noticed:
             return
+        if any(rank in self.state.absent for rank in ranks):
+            return  # where they were, others may be now
         for rank in ranks:
-            recovery.places[rank] = self.state.last_seat(rank)
+            recovery.places[rank] = self.state.seats[rank]
         self._note("restart", node=name, ranks=ranks)
         self._spawn_for(recovery, name, ranks)
 

@@ -230,7 +230,8 @@ class Shrinking(Placing):
         own: what it has not got is lost there."""
         state = self.state
         absent = {rank: place for rank, place in ranks.items() if rank in state.absent}
-        if any(place in recovery.statements for place in absent.values()):
+        said = {rank: recovery.statements.get(place) for rank, place in absent.items()}
+        if any(statement is not None and statement.rank == rank for rank, statement in said.items()):
             joiner.standing = "active"
             for rank, place in absent.items():
                 state.seats[rank] = place
