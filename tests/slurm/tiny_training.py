@@ -4,7 +4,8 @@ Dropout and all three global generators feed the loss, there is momentum, a sche
 rank). The option `gates` is a list of steps at which every rank waits until the file `gate-STEP` is in the
 job directory, so that a test decides what happens before a certain boundary. `busy`: how many small products
 make a step longer; `pause_s`: seconds that it waits, as for a device, without using the CPU. `hang_at`:
-[rank, step]: that rank never comes out of that step, the first time.
+[rank, step]: that rank never comes out of that step, the first time. `keep`: computes in float64, and writes
+the parameters that each rank ends with to `parameters-RANK.pt`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def build(role: tm_slurm.Role) -> dict[str, Any]:
         layers = [nn.Linear(32, 64), nn.Tanh(), nn.Dropout(0.2), nn.Linear(64, 8)]
         model: nn.Module = nn.Sequential(*layers)
     else:
+        kept = tm_slurm.options()["keep"]
+        layers = [layer.double() if kept else layer for layer in layers]
         model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.01)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
@@ -76,6 +79,21 @@ def hang(rank: int, step: int, hang_at: list[int] | None) -> None:
     raise TimeoutError(f"nobody ended rank {rank}, which hangs in step {step}")
 
 
+def learn(state: dict[str, Any], step: int, rank: int) -> torch.Tensor:
+    """The loss of one rank's data, whose gradients are there now."""
+    options = tm_slurm.options()
+    dtype = torch.float64 if options["keep"] else torch.float32
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(16, 32, generator=generator, dtype=dtype) * (1 + 0.1 * random.random())
+    targets = torch.randn(16, 8, generator=generator, dtype=dtype) + 0.1 * float(numpy.random.rand())
+    for _ in range(options["busy"]):
+        torch.mm(inputs.T, inputs)
+    time.sleep(options["pause_s"])
+    loss = nn.functional.mse_loss(state["model"](inputs), targets)
+    loss.backward()
+    return loss.detach()
+
+
 def main() -> None:
     options = tm_slurm.options()
 
@@ -84,15 +102,10 @@ def main() -> None:
         hang(state["rank"], step, options["hang_at"])
         if step == options["crash_at"]:
             raise RuntimeError("this batch is broken")
-        generator = torch.Generator().manual_seed(1000 * step + state["rank"])
-        inputs = torch.randn(16, 32, generator=generator) * (1 + 0.1 * random.random())
-        targets = torch.randn(16, 8, generator=generator) + 0.1 * float(numpy.random.rand())
-        for _ in range(options["busy"]):
-            torch.mm(inputs.T, inputs)
-        time.sleep(options["pause_s"])
         state["optimizer"].zero_grad()
-        loss = nn.functional.mse_loss(state["model"](inputs), targets)
-        loss.backward()
+        for share in tm_slurm.shares():
+            with share:
+                loss = learn(state, step, share.rank)
         if options["sharded"]:  # what one rank learns depends on the others all the same
             torch.distributed.all_reduce(next(state["model"].parameters()).grad)
         if [state["rank"], step] == options["nan_at"] and first_time("nan"):
@@ -100,9 +113,12 @@ def main() -> None:
         nn.utils.clip_grad_norm_(state["model"].parameters(), 1.0)
         state["optimizer"].step()
         state["schedule"].step()
-        return {"loss": loss.detach()}
+        return {"loss": loss}
 
     result = tm_slurm.run(build, train_step)
+    if options["keep"]:
+        path = Path(os.environ["TM_SLURM_JOB_DIR"]) / f"parameters-{result.role.rank}.pt"
+        torch.save([parameter.detach() for parameter in result.state["model"].parameters()], path)
     print(f"rank {result.role.rank} finished at step {result.step}", flush=True)
 
 

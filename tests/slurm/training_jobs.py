@@ -67,6 +67,7 @@ OPTIONS: dict[str, Any] = {
     "busy": 0,
     "pause_s": 0.0,
     "sharded": False,
+    "keep": False,
 }
 """What the tiny training understands, and its defaults."""
 

@@ -37,6 +37,10 @@ class World:
         self.no_wards: set[int] = set()
         self.not_begun: set[int] = set()
         """ranks that have not built their role, or could not go back"""
+        self.unshared = ""
+        """why the script cannot do another rank's share"""
+        self.adopted: dict[int, set[int]] = {}
+        """rank → the absent ranks whose share it does"""
         self._queue: deque[dict[str, Any]] = deque()
 
     @property
@@ -140,6 +144,7 @@ class World:
             key = self.key_of(message["rank"])
             for step in (0, 1):
                 told = {"rank": message["rank"], "step": step, "key": key}
+                told |= {"unshared": self.unshared} if step else {}
                 self.give({"kind": "replica_key", **me, **told})
         elif kind == "warm":
             self.give({"kind": "process_warm", **me, "rank": message["rank"]})
@@ -164,8 +169,12 @@ class World:
             wards = {str(r): [committed - 1, committed] for r in message["lost"] if r not in self.no_wards}
             where = {"rank": rank, "committed": committed, "at_vote": at_vote, "wards": wards}
             where["begun"] = rank not in self.not_begun
+            where["adopted"] = sorted(self.adopted.get(rank, ()))
             self.give({"kind": "survivor", **me, "epoch": epoch, **where})
         elif kind == "resolve":
+            self.adopted[self.seated[node, slot]] = {*message["keep"], *map(int, message["adopt"])}
+            if message["adopt"]:
+                self.give({"kind": "adopted", **me, "epoch": epoch, "rank": self.seated[node, slot]})
             for rank in message["serve"]:
                 ready = {"epoch": epoch, "rank": rank, "source": [node, 2]}
                 self.give({"kind": "source_ready", **me, **ready})

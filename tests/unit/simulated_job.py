@@ -42,6 +42,8 @@ class Shape:
     snapshot_every: int = 2
     checkpoint_every: int = 0
     late_collectives: bool = False
+    shares: bool = True
+    """whether the script takes its work from tm_slurm.shares()"""
     restored: int = 0
     """the step of the checkpoint that an earlier start has left"""
 
@@ -124,10 +126,12 @@ class SimulatedJob:
         self.disk: dict[tuple[int, int], dict[int | None, State]] = {}
         self.published: dict[int, dict[int | None, State]] = {}
         self.wards: dict[tuple[int, int], dict[int, Any]] = {}
+        self.nearly: dict[tuple[int, int], dict[int, Any]] = {}
         self.held: list[tuple[str, int | None, Message]] = []
         self.work: list[Message] = []
         self.finished_ranks: set[int] = set()
         self.has_gone_back = False
+        self.shrunk = self.grown = 0
         self.start_expired_at = 0.0
         self.faults = 0
         self.kills = 0
@@ -226,6 +230,9 @@ class SimulatedJob:
             raise Violation(f"rank {rank} has applied {state.history[-3:]}, not {expected[-3:]}")
         if state.private != (rank, state.step):
             raise Violation(f"rank {rank} after {state.step} steps has the private state {state.private}")
+        for other, private in process.adopted_mark.items():
+            if private != (other, state.step):
+                raise Violation(f"rank {rank} after {state.step} steps has {private} of rank {other}")
         if state.shard != self.shape.shard(rank, 1):
             raise Violation(f"rank {rank} has the parameters of shard {state.shard}")
         for (_, epoch), other in self.holders.items():
@@ -342,8 +349,9 @@ class SimulatedJob:
         if (state.epoch, state.last_epoch) < before or state.epoch > state.last_epoch:
             raise Violation(f"epochs went from {before} to {state.epoch}, {state.last_epoch}")
         places = list(state.seats.values())
-        if len(set(places)) != self.shape.world_size:
-            raise Violation(f"seats {state.seats}")
+        everybody = sorted([*state.seats, *state.absent])
+        if len(set(places)) != len(places) or everybody != list(range(self.shape.world_size)) or not places:
+            raise Violation(f"seats {state.seats}, absent {state.absent}")
         if state.recovery is not None:
             places += state.recovery.places.values()
         for name, _ in places:
@@ -353,6 +361,8 @@ class SimulatedJob:
     def _perform(self, action: Action) -> None:
         if isinstance(action, Note):
             self.log.append(f"  note {action.what} {action.fields}")
+            self.shrunk += action.what == "shrunk"
+            self.grown += action.what == "grown"
             self.has_gone_back |= action.what == "resolve" and action.fields["source"] != "replicas"
         elif isinstance(action, Release):
             self.work.append({"kind": "released", "node": action.node})
@@ -373,13 +383,24 @@ class SimulatedJob:
                 self.held.append((node, slot, message))
                 return
             message |= {"private": known[max(fit)], "private_step": max(fit)}
+        if message.get("adopt"):
+            adopt = {}
+            for rank in message["adopt"]:
+                key = message["epoch"], int(rank)
+                known = {**self.nearly.get(key, {}), **self.wards.get(key, {})}
+                if message["target"] not in known:
+                    self.held.append((node, slot, message))
+                    return
+                adopt[rank] = {"private": known[message["target"]], "common": []}
+            message |= {"adopt": adopt}
         self.log.append(f"  tell {node}.{slot} {message}")
         self.agents[node].orders.append((slot, message))
 
     def _hear(self, agent: Agent) -> None:
         message = agent.to_leader.popleft()
         if message["kind"] == "ward":
-            kept = self.wards.setdefault((message["epoch"], message["rank"]), {})
+            wards = self.nearly if "common" in message else self.wards
+            kept = wards.setdefault((message["epoch"], message["rank"]), {})
             kept[message["step"]] = message["private"]
             held, self.held = self.held, []
             for node, slot, order in held:
@@ -562,6 +583,7 @@ class SimulatedJob:
         self.work.clear()
         self.held.clear()
         self.wards.clear()
+        self.nearly.clear()
         for agent in self.agents.values():
             agent.connected = False
             agent.to_leader.clear()
@@ -636,6 +658,10 @@ class SimulatedJob:
         state = self.state
         if "ended with" in end.reason and (state.finishing or not state.started):
             return
+        if "no standby is left" in end.reason and "shrink" in self.plan.on_no_standby:
+            recovery = state.recovery
+            if recovery is None or not recovery.cannot_shrink:
+                raise Violation(f"{end} although nothing is said against going on with fewer")
         if "no standby" in end.reason or "did not start" in end.reason:
             spare = [f"{n.name} ({n.standing})" for n in state.nodes.values() if self._is_usable(n)]
             since = state.recovery.waiting_since if state.recovery is not None else None
@@ -681,4 +707,4 @@ class SimulatedJob:
         replica = any(self.shape.shard(other, 1) == self.shape.shard(rank, 1) for other in survivors)
         seated = [self.state.process(other) for other in survivors]
         there = [self.everybody[process.incarnation] for process in seated if process is not None]
-        return replica and any(p.wards and p.ward_of() == rank for p in there)
+        return replica and any(p.wards.get(rank) for p in there)

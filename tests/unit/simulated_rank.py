@@ -19,7 +19,7 @@ Draw = tuple[int, int]
 """A rank, and how often it has drawn before."""
 
 COMPLETE_SHIFT = 8
-COLLECTIVES = frozenset({"exchange", "collect", "count", "late"})
+COLLECTIVES = frozenset({"exchange", "collect", "nearly", "count", "late"})
 AWAITS_ORDERS = frozenset({"idle", "left", "stopped", "done"})
 KEPT_WARDS = 3
 
@@ -81,7 +81,11 @@ class RankProcess:
         self.agreed = (0, 0)
         self.outgoing = 0
         self.exchange_due = True
-        self.wards: deque[tuple[int, Draw]] = deque(maxlen=KEPT_WARDS)
+        self.wards: dict[int, deque[tuple[int, Draw]]] = {}
+        self.nearly: dict[int, deque[tuple[int, Draw]]] = {}
+        self.absent: frozenset[int] = frozenset()
+        self.adopted: dict[int, Draw] = {}
+        self.adopted_mark: dict[int, Draw] = {}
         self.keys_told: set[int] = set()
         self.first_step = 0
         self.to_serve: list[int] = []
@@ -133,8 +137,12 @@ class RankProcess:
 
     def _linked(self) -> set[int]:
         assert self.rank is not None
-        world = self.job.shape.world_size
-        return {(self.rank + 1) % world, (self.rank - 1) % world} - {self.rank}
+        ring = self._present()
+        at = ring.index(self.rank)
+        return {ring[(at + 1) % len(ring)], ring[at - 1]} - {self.rank}
+
+    def _present(self) -> list[int]:
+        return [rank for rank in range(self.job.shape.world_size) if rank not in self.absent]
 
     def _on_peers(self, message: Message) -> None:
         self.peers |= incarnations(message["changes"])
@@ -199,21 +207,37 @@ class RankProcess:
         if self.stopped is None or self.recovery_epoch <= self.epoch:
             return
         wards: dict[str, list[int]] = {}
+        nearly: dict[str, list[int]] = {}
         for rank in self.unsure:
-            if rank == self.ward_of() and self.wards:
-                for step, private in self.wards:
-                    self.say("ward", epoch=self.recovery_epoch, rank=rank, step=step, private=list(private))
-                wards[str(rank)] = [step for step, _ in self.wards]
+            known = list(self.wards.get(rank, ()))
+            before = list(self.nearly.get(rank, ()))
+            if rank in self.adopted and not self.stopped["torn"]:
+                known.append((self.step, self.adopted_mark[rank]))
+                if self.stopped["at_vote"]:
+                    before.append((self.step + 1, self.adopted[rank]))
+            for step, private in known:
+                self.say("ward", epoch=self.recovery_epoch, rank=rank, step=step, private=list(private))
+            for step, private in before:
+                told = {"rank": rank, "step": step, "private": list(private), "common": []}
+                self.say("ward", epoch=self.recovery_epoch, **told)
+            if known:
+                wards[str(rank)] = [step for step, _ in known]
+            if before:
+                nearly[str(rank)] = [step for step, _ in before]
         complete = self.snapshot_complete
         snapshots = [complete] if complete in self.slots and self.slots[complete][0] != "sending" else []
-        statement = {**self.stopped, "wards": wards, "snapshots": snapshots}
+        statement = {**self.stopped, "wards": wards, "nearly": nearly, "snapshots": snapshots}
+        statement["adopted"] = sorted(self.adopted)
         self.say("survivor", epoch=self.recovery_epoch, rank=self.rank, **statement)
 
     def ward_of(self) -> int:
         assert self.rank is not None
         shape = self.job.shape
         stride = shape.ranks_per_node if shape.world_size > shape.ranks_per_node else 1
-        return (self.rank - stride) % shape.world_size
+        ward = (self.rank - stride) % shape.world_size
+        while ward in self.absent:
+            ward = (ward - stride) % shape.world_size
+        return ward
 
     # ---- the training thread: what it could do next ----
 
@@ -356,10 +380,11 @@ class RankProcess:
             return
         if self.step <= self.first_step + 1 and self.step not in self.keys_told:
             self.keys_told.add(self.step)
-            self.say(
-                "replica_key", rank=self.rank, step=self.step, key=self.job.shape.key(self.rank, self.step)
-            )
-        if not self.exchange_due or self.job.shape.world_size == 1:
+            unshared = "" if self.job.shape.shares else "its script does not call tm_slurm.shares()"
+            key = self.job.shape.key(self.rank, self.step)
+            told = {"unshared": unshared} if self.step > self.first_step else {}
+            self.say("replica_key", rank=self.rank, step=self.step, key=key, **told)
+        if not self.exchange_due or self.ward_of() == self.rank:
             self.point = "compute"
         elif self._interrupted():
             self._stop()
@@ -368,10 +393,9 @@ class RankProcess:
             self.point = "exchange"
 
     def _at_exchange(self) -> None:
-        private = self._answers()[self.ward_of()]  # type: ignore[index]
-        while self.wards and self.wards[-1][0] >= self.step:
-            self.wards.pop()
-        self.wards.append((self.step, private))
+        ward = self.ward_of()
+        private = self._answers()[ward]  # type: ignore[index]
+        keep(self.wards, ward, self.step, private)
         self.exchange_due = False
         self.point = "compute"
 
@@ -381,14 +405,29 @@ class RankProcess:
             self._stop()
             return
         rank, drawn = self.state.private
-        self._contribute("collect", self.state.private)
+        self._contribute("collect", {rank: self.state.private, **self.adopted})
         self.state = replace(self.state, private=(rank, drawn + 1))
+        self.adopted = {other: (whose, n + 1) for other, (whose, n) in self.adopted.items()}
         self.point = "collect"
 
     def _at_collect(self) -> None:
         answers = self._answers()
         assert answers is not None
-        self.gradient = tuple(answers[rank] for rank in sorted(answers))
+        drawn = {rank: draw for brought in answers.values() for rank, draw in brought.items()}
+        self.gradient = tuple(drawn[rank] for rank in sorted(drawn))
+        if "shrink" not in self.job.shape.on_no_standby or self.ward_of() == self.rank:
+            self.point = "vote"
+        elif self._interrupted():
+            self._stop()
+        else:
+            assert self.state is not None and self.rank is not None
+            self._contribute("nearly", {self.rank: self.state.private, **self.adopted})
+            self.point = "nearly"
+
+    def _at_nearly(self) -> None:
+        told = self._answers()[self.ward_of()]  # type: ignore[index]
+        for rank, private in told.items():
+            keep(self.nearly, rank, self.step + 1, private)
         self.point = "vote"
 
     def _at_vote(self) -> None:
@@ -435,6 +474,7 @@ class RankProcess:
     def _committed(self) -> None:
         assert self.state is not None
         self.mark = self.state.private
+        self.adopted_mark = dict(self.adopted)
         self.job.committed(self)
 
     def _at_boundary(self) -> None:
@@ -476,7 +516,8 @@ class RankProcess:
         table = self.job.contributions.get((self.point, self.epoch, self.step))
         if table is None:
             return None
-        needed = (self.ward_of(),) if self.point == "exchange" else range(self.job.shape.world_size)
+        with_ward = self.point in ("exchange", "nearly")
+        needed = [self.ward_of()] if with_ward else self._present()
         linked = self._linked()
         answers = {}
         for rank in needed:
@@ -491,12 +532,12 @@ class RankProcess:
     # ---- what is kept ----
 
     def _flags(self) -> int:
-        if self.rank != 0:
+        if self.rank != min(self._present()):
             return 0
         shape, step = self.job.shape, self.step + 1
         flags = 4 if step % shape.exchange_every == 0 else 0
         wanted = self.duties.get("snapshots") and self.duties.get("vault") and self.outstanding < 0
-        if wanted and step >= self.snapshot_complete + shape.snapshot_every:
+        if wanted and not self.absent and step >= self.snapshot_complete + shape.snapshot_every:
             flags |= 1 | (self.snapshot_complete + 1) << COMPLETE_SHIFT
         every = shape.checkpoint_every
         if (self.checkpoint_asked or (every and step % every == 0)) and not self.checkpoint_outstanding:
@@ -515,7 +556,9 @@ class RankProcess:
                 self.background.append(("snapshot", self.state, self.epoch, self.duties))
         if flags & 2 and not self.checkpoint_outstanding:
             self.checkpoint_outstanding = True
-            self.background.append(("checkpoint", self.state, self.epoch, self.duties))
+            for private in (self.state.private, *self.adopted.values()):
+                part = replace(self.state, private=private)
+                self.background.append(("checkpoint", part, self.epoch, self.duties))
 
     def _abandon(self) -> None:
         """What is not complete by now will never be."""
@@ -529,9 +572,9 @@ class RankProcess:
             self.job.publish(state.step, epoch)
             self.say("checkpoint_published", step=state.step, epoch=epoch, path="x")
             return
-        told = {"rank": self.rank, "step": state.step, "epoch": epoch}
+        told = {"rank": state.private[0], "step": state.step, "epoch": epoch}
         if kind == "checkpoint":
-            self.job.disk.setdefault((state.step, epoch), {})[self.rank] = state
+            self.job.disk.setdefault((state.step, epoch), {})[state.private[0]] = state
             self.checkpoint_outstanding = False
             self.say("checkpoint_written", **told)
             return
@@ -574,8 +617,10 @@ class RankProcess:
         assert self.rank is not None
         order = self.order
         self.peers = incarnations(order["peers"])
+        self._does_alone(order)
         self._at_epoch(order["epoch"])
         self.wards.clear()
+        self.nearly.clear()
         self.keys_told.clear()
         back_to = order.get("back_to") or order.get("restore") or {}
         if back_to.get("source") == "checkpoint":
@@ -609,11 +654,18 @@ class RankProcess:
             self._not_taken()
             return
         self.peers = incarnations(order["peers"])
+        self._does_alone(order)
         self.wards.clear()
+        self.nearly.clear()
         self._at_epoch(order["epoch"])
         self.order = {}
         self._go_on_from(state)
         self.say("resumed", epoch=self.epoch, rank=self.rank, step=self.step)
+
+    def _does_alone(self, order: Message) -> None:
+        """No share but its own."""
+        self.absent = frozenset(order.get("absent", ()))
+        self.adopted, self.adopted_mark = {}, {}
 
     def _replace(self, order: Message) -> None:
         back_to = order.get("back_to")
@@ -690,6 +742,10 @@ class RankProcess:
             self.order, self.point = order, "building"
             return
         self.peers |= incarnations(order["changes"])
+        if back_to is not None:
+            self._does_alone(order)
+        else:
+            self._adopt(order)
         self._at_epoch(order["epoch"])
         if back_to is not None:
             assert self.rank is not None
@@ -712,8 +768,26 @@ class RankProcess:
             self._apply()
         elif target == self.step:
             self.state = replace(self.state, private=self.mark)
+            self.adopted = dict(self.adopted_mark)
         else:
             raise Violation(f"rank {self.rank} at step {self.step} cannot come to {target}")
+
+    def _adopt(self, order: Message) -> None:
+        """The shares that it does from now on beside its own; what it did before it keeps in mind."""
+        before, self.adopted = self.adopted, {}
+        given = {int(rank): tuple(told["private"]) for rank, told in order["adopt"].items()}
+        for rank in (*order["keep"], *given):
+            if rank not in before and rank not in given:
+                raise Violation(f"{self} is to do the share of rank {rank}, and has not its private state")
+            self.adopted[rank] = given[rank] if rank in given else before[rank]
+            if self.adopted[rank] != (rank, self.step):
+                raise Violation(f"{self} adopts {self.adopted[rank]} as rank {rank} at step {self.step}")
+        for rank in set(before) - set(self.adopted):
+            keep(self.wards, rank, self.step, before[rank])
+        self.adopted_mark = dict(self.adopted)
+        self.absent = frozenset(order["absent"])
+        if given:
+            self.say("adopted", epoch=order["epoch"], rank=self.rank)
 
     def _serve_next(self) -> None:
         if self.to_serve:
@@ -728,6 +802,14 @@ class RankProcess:
     def _at_serving(self) -> None:
         self.to_serve.pop(0)
         self._serve_next()
+
+
+def keep(kept: dict[int, deque[tuple[int, Draw]]], rank: int, step: int, private: Draw) -> None:
+    """As tm_slurm/runtime/wards.py does."""
+    told = kept.setdefault(rank, deque(maxlen=KEPT_WARDS))
+    while told and told[-1][0] >= step:
+        told.pop()
+    told.append((step, private))
 
 
 def incarnations(table: Message) -> dict[int, int]:

@@ -38,7 +38,7 @@ def mistake(text: str | bytes, overrides: dict[str, Any] | None = None) -> str:
         ),
         (
             "policy:\n  on_no_standby: [reque]\n",
-            "job.yaml:2: policy.on_no_standby: expected some of wait, double-up, requeue, fail, "
+            "job.yaml:2: policy.on_no_standby: expected some of wait, double-up, shrink, requeue, fail, "
             "found 'reque'",
         ),
         # given twice

@@ -603,9 +603,9 @@ def test_a_private_state_that_was_lost_on_its_way_is_asked_for_again() -> None:
     world.hold = {"replace"}
     world.dies("n3")
     world.hold, world.held = set(), []
-    world.give({"kind": "ward_missing", "epoch": 1, "rank": 1})
+    world.give({"kind": "ward_missing", "epoch": 1, "ranks": [1]})
     assert world.state.recovery is None and world.state.epoch == 2 and not world.ends()
-    world.give({"kind": "ward_missing", "epoch": 1, "rank": 1})
+    world.give({"kind": "ward_missing", "epoch": 1, "ranks": [1]})
     assert world.state.epoch == 2, "that is past"
 
 

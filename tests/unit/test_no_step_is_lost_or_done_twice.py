@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -32,6 +33,9 @@ POLICIES = (
     ("wait", "fail"),
     ("double-up", "fail"),
     ("wait", "double-up", "fail"),
+    ("shrink", "fail"),
+    ("shrink", "double-up", "fail"),
+    ("wait", "shrink", "fail"),
     ("requeue",),
 )
 EVENTS = ("drain", "drain", "request", "resume", "resume", "time_limit")
@@ -50,6 +54,7 @@ FAULTS = (
     "the leader dies",
     "the leader dies over its next decision",
 )
+FAULTS_OF_NODES = (*FAULTS, "a node is powered off", *["a node is unplugged"] * 8)
 LONGEST = 1 << 16
 
 SHAPES = st.builds(
@@ -66,6 +71,7 @@ SHAPES = st.builds(
     snapshot_every=st.sampled_from([1, 2, 3]),
     checkpoint_every=st.sampled_from([0, 0, 3]),
     late_collectives=st.sampled_from([False, False, False, True]),
+    shares=st.sampled_from([True, True, True, False]),
     restored=st.sampled_from([0, 0, 0, 2]),
 )
 CHOICE = st.integers(0, LONGEST)
@@ -193,7 +199,24 @@ def shape_of(chance: random.Random) -> Shape:
         snapshot_every=chance.choice([1, 2, 3]),
         checkpoint_every=chance.choice([0, 0, 3]),
         late_collectives=chance.random() < 0.15,
+        shares=chance.random() < 0.9,
         restored=chance.choice([0, 0, 0, 2]),
+    )
+
+
+def shape_that_shrinks(chance: random.Random) -> Shape:
+    """Of a job that goes on with fewer when nodes are lost, and grows back when they are there again."""
+    shape = shape_of(chance)
+    shrinks = [policies for policies in POLICIES if "shrink" in policies]
+    return replace(
+        shape,
+        nodes=shape.active + chance.choice([0, 0, 0, 1]),
+        replicas="replicas",
+        steps=chance.choice([12, 20, 40]),
+        on_no_standby=chance.choice(shrinks),
+        failures_per_step=1000,
+        late_collectives=False,
+        shares=True,
     )
 
 
@@ -215,7 +238,7 @@ def fault(job: SimulatedJob, kind: str, choice: int) -> None:
         faults[kind](choice)
 
 
-def trouble(job: SimulatedJob, chance: random.Random, budget: int) -> None:
+def trouble(job: SimulatedJob, chance: random.Random, budget: int, faults: Sequence[str]) -> None:
     kind = chance.random()
     choice = chance.randrange(LONGEST)
     if kind < 0.25:
@@ -229,16 +252,20 @@ def trouble(job: SimulatedJob, chance: random.Random, budget: int) -> None:
     elif kind < 0.65:
         job.pass_time(chance.choice([0.5, 61.0, 130.0]))
     elif job.faults < budget:
-        fault(job, chance.choice(FAULTS), choice)
+        fault(job, chance.choice(faults), choice)
 
 
 def is_delicate(job: SimulatedJob) -> bool:
-    """Whether a switch or a recovery is on its way."""
+    """Whether a switch or a recovery is on its way, or the job goes on with fewer ranks."""
     move = job.state.move
+    if job.state.absent:
+        return True
     return job.state.recovery is not None or (move is not None and move.phase != "preparing")
 
 
-def walk(seed: int) -> SimulatedJob:
+def walk(
+    seed: int, shape_of: Callable[[random.Random], Shape] = shape_of, faults: Sequence[str] = FAULTS
+) -> SimulatedJob:
     """Whatever happens by chance."""
     chance = random.Random(seed)
     job = SimulatedJob(shape_of(chance))
@@ -251,8 +278,10 @@ def walk(seed: int) -> SimulatedJob:
             if job.ended is not None:
                 break
             if chance.random() < rate * (more_when_delicate if is_delicate(job) else 1):
-                trouble(job, chance, budget)
+                trouble(job, chance, budget, faults)
                 continue
+            if job.state.absent and chance.random() < 0.05:
+                job.heal(chance.randrange(LONGEST))
             if chance.random() < 0.03:
                 job.slow = tuple(n for n in names if chance.random() < 0.3) if chance.random() < 0.6 else ()
             if not job.move(chance.randrange(LONGEST)) and not job.lose(0) and not job.elect(0):
@@ -276,6 +305,13 @@ def test_no_fault_at_any_point_loses_a_step_or_does_it_twice() -> None:
             print_blob=False,
         ),
     )
+
+
+def test_no_walk_with_fewer_ranks_loses_a_step_or_does_it_twice() -> None:
+    first, number = FIRST_WALK, 50 * EXAMPLES or 400
+    jobs = [walk(seed, shape_that_shrinks, FAULTS_OF_NODES) for seed in range(first, first + number)]
+    assert sum(job.shrunk for job in jobs) > number / 10, "many go on with fewer"
+    assert sum(job.grown for job in jobs) > number / 25, "many of those grow back"
 
 
 def test_no_walk_by_chance_loses_a_step_or_does_it_twice() -> None:

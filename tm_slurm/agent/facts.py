@@ -40,13 +40,14 @@ OF_AN_EPOCH = frozenset(
         "broken",
         "survivor",
         "source_ready",
+        "adopted",
     }
 )
 """True for one epoch, the message's `epoch`."""
 
 LASTING = OF_THE_PROCESS | OF_AN_EPOCH
 
-APART: Mapping[str, str] = {"source_ready": "rank", "replica_key": "step"}
+APART: Mapping[str, str] = {"source_ready": "rank", "replica_key": "step", "checkpoint_written": "rank"}
 """kind → the field by which several of this kind are true at a time."""
 
 ENDS: Mapping[str, frozenset[str]] = {

@@ -127,6 +127,8 @@ def _notice(node: dict[str, Any]) -> str:
 
 def _tail(now: dict[str, Any]) -> list[str]:
     lines = []
+    for rank, adopter in now.get("absent", {}).items():
+        lines.append(f"rank {rank} has no node: rank {adopter} does its share until one comes")
     if now["move"] is not None:
         pairs = ", ".join(f"{leaver} → {joiner}" for leaver, joiner in now["move"]["pairs"])
         lines.append(f"moving {pairs}: {now['move']['phase']}, epoch {now['move']['epoch']}")

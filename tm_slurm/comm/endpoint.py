@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import socket
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch  # noqa: F401  (its libraries must be loaded before the extension)
@@ -107,7 +107,9 @@ class Endpoint:
     def sandbox(self, value: bool) -> None:
         self._native.sandbox = value
 
-    def configure(self, *, rank: int, epoch: int, term: int, peers: Mapping[int, Peer]) -> None:
+    def configure(
+        self, *, rank: int, epoch: int, term: int, peers: Mapping[int, Peer], absent: Iterable[int] = ()
+    ) -> None:
         """Say who this process is now, and who is who at this epoch (the own rank included).
 
         Collectives in flight are interrupted. Links to processes that keep their rank stay open if this
@@ -117,20 +119,23 @@ class Endpoint:
             rank: global rank.
             epoch: number of the membership; grows with every replacement.
             term: the leader's term, stated in handshakes.
-            peers: every rank of the job.
+            peers: every rank of the job that is not absent.
+            absent: ranks that take no part. Groups keep their ranks and sizes; allreduce, reduce, broadcast
+                and barrier go over those present (an absent root's part falls to the lowest of them, averages
+                are over all), and what needs every rank's part raises RuntimeError.
         """
-        self._native.configure(rank, epoch, term, _table(peers))
+        self._native.configure(rank, epoch, term, _table(peers), set(absent))
 
-    def prepare(self, *, epoch: int, changes: Mapping[int, Peer]) -> None:
+    def prepare(self, *, epoch: int, changes: Mapping[int, Peer], absent: Iterable[int] = ()) -> None:
         """Phase 1 at a stayer: from now on accept and stage links from these incarnations of these ranks.
 
         Returns at once and touches nothing that is in use. A second call for the same epoch replaces the
-        first.
+        first. `absent`: the ranks that take no part from that epoch on, as for `configure`.
 
         Raises:
             RuntimeError: the epoch is not after the current one.
         """
-        self._native.prepare(epoch, _table(changes))
+        self._native.prepare(epoch, _table(changes), set(absent))
 
     def dial(self, *, epoch: int, ranks: Sequence[int], timeout_s: float) -> None:
         """Phase 1 at a joiner, after `configure` for the new epoch: open links to these ranks, which stage

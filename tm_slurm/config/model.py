@@ -19,7 +19,7 @@ switch_timeout_s."""
 LEAVING_S = 20
 """What it takes to tell all agents to go, end their rank processes, and end the job."""
 
-NO_STANDBY_CHOICES = ("wait", "double-up", "requeue", "fail")
+NO_STANDBY_CHOICES = ("wait", "double-up", "shrink", "requeue", "fail")
 SnapshotChoice = Literal["auto", "always", "never"]
 NonfiniteChoice = Literal["ignore", "redo", "stop"]
 
@@ -196,8 +196,10 @@ class PolicyConfig:
     on_no_standby: Annotated[
         list[str],
         "what to do when ranks are lost and no standby is left, in the order to try: `wait` for a node "
-        "(refill_wait_s), `double-up` (a surviving node hosts them as well, until another comes), `requeue` "
-        "(the job goes back into the queue and on from its checkpoint), `fail`",
+        "(refill_wait_s), `double-up` (a surviving node hosts them as well, until another comes), `shrink` "
+        "(the others do their share of every step as well, until a node comes: the same global batch, summed "
+        "in another order; for replicas whose script uses tm_slurm.shares()), `requeue` (the job goes back "
+        "into the queue and on from its checkpoint), `fail`",
     ] = field(default_factory=lambda: ["double-up", "fail"])
     refill_wait_s: Annotated[float, "how long `wait` waits; training stands still meanwhile"] = 120.0
     max_failures_per_step: Annotated[

@@ -21,6 +21,9 @@ def comment_of(state: JobState) -> str:
                 f"{node.name} has no ranks any more but stays DRAINING: {node.kept_because}; "
                 "it is given back when the job ends, or at once with: scontrol requeue JOBID"
             )
+    if state.absent and not state.finishing:
+        ranks = ",".join(map(str, sorted(state.absent)))
+        parts.append(f"no node is left for ranks {ranks}: others do their shares until one comes")
     if not parts:
         parts.append("training ended" if state.ended else "training" if state.started else "starting")
     return f"tm_slurm epoch={state.epoch} moves={state.moves_done}: " + "; ".join(parts)

@@ -19,6 +19,7 @@ from tm_slurm.coordinator.recovery import ACCUSED_GRACE_S
 
 AGENT_INPUTS = frozenset(
     {
+        "adopted",
         "agent_retired",
         "broken",
         "checkpoint_failed",
@@ -189,7 +190,7 @@ class Decisions(Membership):
         if not state.started:
             self._end("requeue", 1, state.stopping)
         else:
-            self._tell_rank(0, {"kind": "checkpoint"})
+            self._tell_rank(state.pacer(), {"kind": "checkpoint"})
 
     def _on_stop_expired(self, given: Input) -> None:
         """The checkpoint has not come, and what is left of the time is needed to leave in order."""
@@ -323,7 +324,7 @@ class Decisions(Membership):
     def _finish_if_done(self) -> None:
         """Not while ranks are missing: their successors are to end as all others do."""
         state = self.state
-        if len(state.done) < state.plan.world_size or state.finishing or state.recovery is not None:
+        if not set(state.seats) <= set(state.done) or state.finishing or state.recovery is not None:
             return
         state.finishing, state.finishing_since = True, self.now
         if state.move is not None:

@@ -27,9 +27,10 @@ from tm_slurm.coordinator.model import JobState, Plan
 from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.requests import Requests
+from tm_slurm.coordinator.shrinking import reports_of_all
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
-from tm_slurm.coordinator.wards import Wards, needs_ward
+from tm_slurm.coordinator.wards import Wards, wards_of
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Event, EventError
 from tm_slurm.observe.record import Record
@@ -140,7 +141,7 @@ class Leader:
             with contextlib.suppress(*MALFORMED):  # as it was refused when it came
                 for action in self._decide(given):
                     if isinstance(action, Tell):
-                        self._orders.add(action, term, whole=not needs_ward(action.message))
+                        self._orders.add(action, term, whole=not wards_of(action.message))
                     comment = action if isinstance(action, Comment) else comment
             with contextlib.suppress(EventError, *MALFORMED):
                 self._seen += [Event.from_json(event) for event in given.get("events", ())]
@@ -251,13 +252,15 @@ class Leader:
         if message.get("kind") == "beat":
             self._agents.obeyed(node, message.get("place"))
             for report in message["ranks"] if self._leadership.holds() else ():  # else another writes the log
-                self._record.beat(node, report)
-                for step, _, seconds, _ in report["steps"]:
-                    self._watchdog.committed(int(report["rank"]), int(step), float(seconds), elapsed_s())
+                for told in reports_of_all(self.state, report):
+                    self._record.beat(node, told)
+                    for step, _, seconds, _ in told["steps"]:
+                        self._watchdog.committed(int(told["rank"]), int(step), float(seconds), elapsed_s())
             return True
         if message.get("kind") == "whereabouts":
             waiting, since_s = bool(message["waiting"]), float(message["since_s"])
-            self._watchdog.whereabouts(int(message["rank"]), waiting=waiting, since_s=since_s)
+            for told in reports_of_all(self.state, message):
+                self._watchdog.whereabouts(int(told["rank"]), waiting=waiting, since_s=since_s)
             return True
         if message.get("kind") == "link_ended":
             if int(message["epoch"]) >= self.state.epoch:  # at an older one it knew other processes
@@ -377,8 +380,9 @@ class Leader:
         self._agents.give_up(now)
         self._watch_the_vote(now)
         for order in self._wards.overdue(now):
-            told = {"epoch": order.message["epoch"], "rank": order.message["rank"]}
-            self._feed({"kind": "ward_missing", **told})
+            self._feed(
+                {"kind": "ward_missing", "epoch": order.message["epoch"], "ranks": wards_of(order.message)}
+            )
         for given in self._decisions.due(self._leadership.job_clock.now()):
             self._feed(given)
         if not self.state.started and now - self._started_at > self._limits.start_timeout_s:

@@ -192,7 +192,7 @@ class Membership(Recoveries):
         recovery, place = self.state.recovery, (node.name, slot)
         if recovery is None or node.standing != "active":
             return False
-        in_question = any(self.state.seats[rank] == place for rank in recovery.unsure)
+        in_question = any(self.state.seats.get(rank) == place for rank in recovery.unsure)
         without_a_rank = in_question and place not in recovery.statements
         if place not in recovery.places.values() and not without_a_rank:
             return False

@@ -145,6 +145,15 @@ Place = tuple[str, int]
 
 
 @dataclass
+class Absent:
+    """A rank that was dropped for want of a place; a survivor does its share."""
+
+    adopter: int
+    seat: Place
+    """where it was last"""
+
+
+@dataclass
 class Statement:
     """Where a living rank process has stopped, as it says."""
 
@@ -159,6 +168,10 @@ class Statement:
     """whether it failed while it applied a step: it can neither go on nor back by itself"""
     wards: dict[int, list[int]] = field(default_factory=dict)
     """rank whose private state it keeps → the steps at whose beginning it was told"""
+    nearly: dict[int, list[int]] = field(default_factory=dict)
+    """the same for what was told before the vote of the step before: enough for a survivor"""
+    adopted: list[int] = field(default_factory=list)
+    """absent ranks whose share it does"""
     snapshots: list[int] = field(default_factory=list)
     """steps of the snapshots of itself that it keeps"""
 
@@ -185,6 +198,8 @@ class Recovery:
     statements: dict[Place, Statement] = field(default_factory=dict)
     wards: dict[int, set[int]] = field(default_factory=dict)
     """rank → the steps at whose beginning somebody was told its private state"""
+    nearly: dict[int, set[int]] = field(default_factory=dict)
+    """rank → the steps before whose beginning somebody was told its private state, as it was at the vote"""
     refusals: set[Place] = field(default_factory=set)
     """asked processes that have no rank"""
     settled: bool = False
@@ -193,6 +208,13 @@ class Recovery:
     """rank without a process → the node that it was on"""
     places: dict[int, Place] = field(default_factory=dict)
     """lost rank → where it goes on"""
+    dropped: dict[int, str] = field(default_factory=dict)
+    """rank that goes on nowhere → the node that it was on"""
+    adopters: dict[int, int] = field(default_factory=dict)
+    """rank without a seat from now on → the survivor that does its share"""
+    confirming: set[int] = field(default_factory=set)
+    """survivors that have yet to say that they have taken over an absent rank's share"""
+    cannot_shrink: str = ""
     target: int | None = None
     agreed_at: float = 0.0
     source: str = ""
@@ -279,7 +301,7 @@ class JobState:
     plan: Plan
     nodes: dict[str, Node]
     seats: dict[int, tuple[str, int]]
-    """rank → (node, slot)"""
+    """rank → (node, slot), of every rank that is not absent"""
     epoch: int = 0
     last_epoch: int = 0
     started: bool = False
@@ -292,6 +314,10 @@ class JobState:
     moves_done: int = 0
     recovery: Recovery | None = None
     recoveries_done: int = 0
+    absent: dict[int, Absent] = field(default_factory=dict)
+    """ranks without a seat"""
+    unshared: dict[int, str] = field(default_factory=dict)
+    """rank → why its script cannot do another one's share; absent: not known"""
     failures_at: dict[int, int] = field(default_factory=dict)
     """step → how often rank processes have died at it by themselves"""
     accused: dict[str, int] = field(default_factory=dict)
@@ -352,6 +378,14 @@ class JobState:
         """The process that sits on `rank` now."""
         name, slot = self.seats[rank]
         return self.nodes[name].processes.get(slot)
+
+    def last_seat(self, rank: int) -> Place:
+        """Where a rank is, or was before it was dropped."""
+        return self.seats[rank] if rank in self.seats else self.absent[rank].seat
+
+    def pacer(self) -> int:
+        """The rank that asks the others for snapshots and checkpoints."""
+        return min(self.seats)
 
     def ranks_on(self, name: str) -> dict[int, int]:
         """rank → slot for the ranks that sit on a node now."""

@@ -107,8 +107,9 @@ class Moves(Storing):
 
     def _slots_for(self, ranks: Iterable[int]) -> dict[int, int]:
         """rank → the slot to take on a fresh node: the one it has, unless it is a guest where it is."""
-        slots = {rank: self.state.seats[rank][1] for rank in ranks}
-        if all(slot < self.state.plan.ranks_per_node for slot in slots.values()):
+        slots = {rank: self.state.last_seat(rank)[1] for rank in ranks}
+        one_each = len(set(slots.values())) == len(slots)
+        if one_each and all(slot < self.state.plan.ranks_per_node for slot in slots.values()):
             return slots
         return {rank: slot for slot, rank in enumerate(sorted(slots))}
 

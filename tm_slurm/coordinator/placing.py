@@ -2,6 +2,7 @@
 for want of standbys, in the order of the config.
 
 wait        survivors stay stopped until a node comes, for a limited time
+shrink      the lost ranks are dropped, survivors do their share as well (shrinking.py)
 double-up   a surviving node hosts the lost ranks as well: slower, the same bits; moved out when a node comes
 requeue     the job goes back into the queue, and goes on from its newest checkpoint
 fail        the job ends
@@ -19,9 +20,11 @@ class Placing(Moves):
     def _place_lost(self, recovery: Recovery) -> bool:
         """Give every lost rank a place. False when it cannot be done now: it is waited, or the job ends."""
         self._place_on_their_seats(recovery)
-        self._leave_the_absent(recovery)
+        self._pass_over_the_unheard(recovery)
+        self._look_after_absent(recovery)
         for node, ranks in self._unplaced(recovery):
             self._place_on_standby(recovery, node, ranks)
+        self._fill_absent(recovery)
         for noticed in (False, True):  # a node that should be left is better than none
             for node, ranks in self._unplaced(recovery):
                 self._place_where_they_were(recovery, node, ranks, noticed=noticed)
@@ -30,7 +33,9 @@ class Placing(Moves):
                 break
             if choice == "wait" and not self.state.stopping and self._waits(recovery):
                 return False
-            if choice == "double-up":
+            if choice == "shrink":
+                self._shrink(recovery)
+            elif choice == "double-up":
                 self._double_up(recovery)
             elif choice in ("requeue", "fail"):
                 self._give_up(recovery, choice)
@@ -43,22 +48,24 @@ class Placing(Moves):
 
     def _unplaced(self, recovery: Recovery) -> list[tuple[str, list[int]]]:
         """By node: the lost ranks without a place, as many as a node has slots."""
-        by_node: dict[str, list[int]] = {}
+        by_node: dict[tuple[str, bool], list[int]] = {}
         for rank, node in sorted(recovery.lost.items()):
             if rank not in recovery.places:
-                by_node.setdefault(node, []).append(rank)
+                by_node.setdefault((node, rank in self.state.absent), []).append(rank)
         size = self.state.plan.ranks_per_node
-        return [(n, r[i : i + size]) for n, r in by_node.items() for i in range(0, len(r), size)]
+        return [(n, r[i : i + size]) for (n, _), r in by_node.items() for i in range(0, len(r), size)]
 
     def _place_on_their_seats(self, recovery: Recovery) -> None:
         """A process that had not got its rank yet when it was interrupted is well: it gets it now."""
         for rank, name in recovery.lost.items():
+            if rank in self.state.absent:
+                continue  # where it was, others may be now
             seat = self.state.seats[rank]
             free = rank not in recovery.places and self.state.nodes[name].notice is None
             if free and seat in recovery.refusals and self.state.process_at(seat) is not None:
                 recovery.places[rank] = seat
 
-    def _leave_the_absent(self, recovery: Recovery) -> None:
+    def _pass_over_the_unheard(self, recovery: Recovery) -> None:
         """A standby whose agent has not come is not waited for while there is another."""
         taken = {name for name, _ in recovery.places.values()}
         for name in sorted(taken):
@@ -90,6 +97,8 @@ class Placing(Moves):
         node = self.state.nodes[name]
         if not node.well() or (node.notice is not None) != noticed:
             return
+        if any(rank in self.state.absent for rank in ranks):
+            return  # where they were, others may be now
         for rank in ranks:
             recovery.places[rank] = self.state.seats[rank]
         self._note("restart", node=name, ranks=ranks)
@@ -141,6 +150,17 @@ class Placing(Moves):
         nodes = ", ".join(sorted({node for node, _ in self._unplaced(recovery)}))
         verdict = "requeue" if choice == "requeue" or self.state.stopping else "failed"
         self._end(verdict, 1, f"no standby is left for {nodes}: {recovery.how}")
+
+    # ---- what shrinking does ----
+
+    def _look_after_absent(self, recovery: Recovery) -> None:
+        raise NotImplementedError
+
+    def _fill_absent(self, recovery: Recovery) -> None:
+        raise NotImplementedError
+
+    def _shrink(self, recovery: Recovery) -> None:
+        raise NotImplementedError
 
     def _prepare_successors(self, recovery: Recovery) -> None:
         """Have those that are up build the role that they will need, while the survivors are still

@@ -96,7 +96,7 @@ class Recoveries(Resolving):
             recovery.waiting_since = earlier.waiting_since
             recovery.contested = self._still_contested(earlier)
             recovery.moving = set(earlier.moving)
-            recovery.unsure = {*earlier.unsure, *earlier.lost}
+            recovery.unsure = {*earlier.unsure, *earlier.lost, *earlier.dropped}
             recovery.damage = max(recovery.damage, earlier.damage)
             recovery.in_vain = earlier.in_vain + (recovery.damage == earlier.damage)
         if recovery.in_vain > RESTARTS_LIMIT:
@@ -111,10 +111,9 @@ class Recoveries(Resolving):
         state.recovery = recovery
         state.accusations.clear()
         state.snapshot_in_work = state.checkpoint_in_work = None
-        for rank, seat in state.seats.items():
-            for place in (seat, recovery.contested.get(rank, seat)):
-                if state.process_at(place) is not None:
-                    recovery.asked.add(place)
+        for place in (*state.seats.values(), *recovery.contested.values()):
+            if state.process_at(place) is not None:
+                recovery.asked.add(place)
         recovery.contested = {r: p for r, p in recovery.contested.items() if p in recovery.asked}
         lost = sorted(r for r, seat in state.seats.items() if seat not in recovery.asked)
         recovery.unsure |= {*lost, *recovery.contested, *recovery.moving}
@@ -146,7 +145,7 @@ class Recoveries(Resolving):
         return vacant + sum(not node.agent_up for node in self.state.nodes.values())
 
     def _ask(self, recovery: Recovery, place: tuple[str, int]) -> None:
-        unsure = sorted(recovery.unsure)
+        unsure = sorted({*recovery.unsure, *self.state.absent})
         self._tell(*place, {"kind": "interrupt", "epoch": recovery.epoch, "lost": unsure})
 
     def _choose_early(self, recovery: Recovery) -> None:
@@ -245,6 +244,8 @@ class Recoveries(Resolving):
             return
         self._note("stuck", ranks=given["ranks"], step=given["step"], how=given["how"])
         for rank in given["ranks"]:
+            if int(rank) not in self.state.seats:
+                continue  # absent; its adopter is named as well
             node = self.state.nodes[self.state.seats[int(rank)][0]]
             if not node.dead:
                 self._ranks_died(node, f"rank {rank} on {node.name}: {given['how']}")
@@ -263,8 +264,12 @@ class Recoveries(Resolving):
             begun=bool(given.get("begun", True)),
             torn=bool(given.get("torn", False)),
             wards={int(ward): list(steps) for ward, steps in given.get("wards", {}).items()},
+            nearly={int(ward): list(steps) for ward, steps in given.get("nearly", {}).items()},
+            adopted=[int(rank) for rank in given.get("adopted", [])],
             snapshots=list(given.get("snapshots", [])),
         )
+        for ward, steps in recovery.statements[place].nearly.items():
+            recovery.nearly.setdefault(ward, set()).update(steps)
         for ward, steps in recovery.statements[place].wards.items():
             recovery.wards.setdefault(ward, set()).update(steps)
         self._advance_recovery()
@@ -311,6 +316,7 @@ class Recoveries(Resolving):
         leaver."""
         state = self.state
         ranks = {rank: place for rank, place in recovery.contested.items() if place[0] == joiner}
+        ranks = self._settle_absent(recovery, state.nodes[joiner], ranks)
         taken = {r for r, place in ranks.items() if place in recovery.statements}
         kept = {r for r in ranks if state.seats[r] in recovery.statements}
         if taken != set(ranks) and kept == set(ranks):
@@ -355,9 +361,10 @@ class Recoveries(Resolving):
 
     def _on_ward_missing(self, given: Input) -> None:
         """The private state of a lost rank was promised and has not come: all are asked again."""
-        recovery, rank = self._recovery_of(given), int(given["rank"])
-        if recovery is not None and rank in recovery.places and rank not in recovery.resumed:
-            self._recover(f"the private state of rank {rank} was not handed in at epoch {recovery.epoch}")
+        recovery = self._recovery_of(given)
+        if recovery is not None:
+            ranks = ", ".join(map(str, given["ranks"]))
+            self._recover(f"private states were not handed in at epoch {recovery.epoch}: of ranks {ranks}")
 
     def _on_refill_expired(self, given: Input) -> None:
         """Time is over for the policy `wait`; the next one has its turn."""
@@ -372,6 +379,7 @@ class Recoveries(Resolving):
         ranks = self._not_resumed(recovery)
         over = [rank for rank in ranks if self.now > self._resumes_by(recovery, rank)]
         late = {recovery.places[rank] for rank in over or ranks}
+        late |= {self.state.seats[rank] for rank in recovery.confirming}
         if recovery.target is None:
             late = silent or {place for place in late if not self._is_there(place)}
         places = sorted(late)

@@ -19,7 +19,7 @@ from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.model import Node, Recovery, Statement
-from tm_slurm.coordinator.placing import Placing
+from tm_slurm.coordinator.shrinking import Shrinking
 
 STRIPED_FROM_BYTES = 64 << 20
 """From this size on a lost rank's state comes from several replicas at once."""
@@ -33,7 +33,7 @@ REDONE_LIMIT = 5
 """How often a step is done again for failures in which no rank was lost."""
 
 
-class Resolving(Placing):
+class Resolving(Shrinking):
     """The part of the decisions from "all have stopped" to "all go on"."""
 
     def _agree(self, recovery: Recovery) -> None:
@@ -56,30 +56,13 @@ class Resolving(Placing):
         recovery.source = "replicas" if back_to is None else str(back_to["source"])
         recovery.target = target
         recovery.agreed_at = self.now
+        self._share_out(recovery, survivors)
         self._note("resolve", epoch=recovery.epoch, step=target, source=recovery.source, why=problem)
         self._tell_survivors(recovery, survivors, target, back_to)
         if back_to is not None:
             for rank in recovery.places:
                 self._tell_successor(recovery, rank, None, self._part_for(rank, back_to))
         self._finish_recovery(recovery)
-
-    def _why_not_at(self, target: int, survivors: dict[int, Statement]) -> str:
-        for rank, said in survivors.items():
-            if not said.begun:
-                return f"rank {rank} had not begun"
-            if said.torn:
-                return f"rank {rank} failed while it applied step {said.committed}"
-            if said.committed != target and not (said.committed == target - 1 and said.at_vote):
-                return f"rank {rank} has committed {said.committed} steps, another {target}"
-        return "" if survivors else "no rank has survived"
-
-    def _why_no_replica(self, recovery: Recovery, survivors: dict[int, Statement], target: int) -> str:
-        for rank in recovery.lost:
-            if not self._replicas_of(rank, target) & set(survivors):
-                return f"no replica of rank {rank} has survived"
-            if not any(step <= target for step in recovery.wards.get(rank, ())):
-                return f"nobody keeps the private state of rank {rank}"
-        return ""
 
     def _to_go_back_to(
         self, recovery: Recovery, survivors: dict[int, Statement], target: int
@@ -149,6 +132,8 @@ class Resolving(Placing):
                 "target": target,
                 "changes": self._changed_peers(recovery),
                 "peers": self._peers_after(recovery),
+                "absent": sorted(recovery.adopters),
+                **self._shares_of(recovery, rank, survivors[rank]),
                 "serve": serving[rank],
                 "shares": shares[rank],
             }
@@ -174,14 +159,15 @@ class Resolving(Placing):
         its order came, has not."""
         self.state.changed |= set(recovery.places)
         changes = {}
-        for rank in sorted(self.state.changed):
-            process = self.state.process_at(recovery.places.get(rank, self.state.seats[rank]))
+        for rank in sorted(self.state.changed - set(recovery.adopters)):
+            process = self.state.process_at(recovery.places.get(rank) or self.state.seats[rank])
             if process is not None:
                 changes[str(rank)] = process.peer()
         return changes
 
     def _peers_after(self, recovery: Recovery) -> dict[str, list[Any]]:
-        return {**self.state.peers(), **self._changed_peers(recovery)}
+        peers = {**self.state.peers(), **self._changed_peers(recovery)}
+        return {rank: peer for rank, peer in peers.items() if int(rank) not in recovery.adopters}
 
     def _on_source_ready(self, given: Input) -> None:
         """A survivor will serve the state of a lost rank: its successor can come for it."""
@@ -206,6 +192,7 @@ class Resolving(Placing):
             "ranks_per_node": self.state.plan.ranks_per_node,
             "peers": self._peers_after(recovery),
             "target": recovery.target,
+            "absent": sorted(recovery.adopters),
         }
         if sources is not None:
             replace["sources"] = sources
@@ -225,7 +212,7 @@ class Resolving(Placing):
 
     def _finish_recovery(self, recovery: Recovery) -> None:
         """When every lost rank goes on somewhere, the recovery is over."""
-        if set(recovery.resumed) != set(recovery.places):
+        if set(recovery.resumed) != set(recovery.places) or recovery.confirming:
             return
         state = self.state
         state.recovery = None
@@ -235,6 +222,7 @@ class Resolving(Placing):
         for rank, place in recovery.places.items():
             state.seats[rank] = place
             state.nodes[place[0]].standing = "active"
+        self._take_out_absent(recovery)
         self._note(
             "recovered",
             epoch=recovery.epoch,
@@ -320,7 +308,7 @@ class Resolving(Placing):
 
     def _fails_without_a_loss(self, recovery: Recovery, target: int) -> bool:
         """Collectives that fail in the same step again and again although nobody is lost will go on to."""
-        if recovery.lost:
+        if recovery.lost or recovery.dropped:
             return False
         redone = self.state.redone.get(target, 0) + 1
         self.state.redone = {target: redone}

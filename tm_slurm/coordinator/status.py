@@ -56,6 +56,7 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
         "steady_step_s": record.steady_step_s(),
         "nodes": nodes,
         "ranks": ranks,
+        "absent": {str(rank): absent.adopter for rank, absent in sorted(state.absent.items())},
         "move": move,
         "moves_done": state.moves_done,
         "last_interruption": record.last_move,

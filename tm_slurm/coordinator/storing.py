@@ -30,6 +30,8 @@ class Storing(Leaving):
         """Told before the first step, and after it, when optimizers have their state."""
         state = self.state
         state.replica_keys.setdefault(int(given["rank"]), {})[int(given["step"])] = str(given["key"])
+        if "unshared" in given:
+            state.unshared[int(given["rank"])] = str(given["unshared"])
         state.state_bytes[int(given["rank"])] = int(given.get("bytes", 0))
         if self._knows_replicas():
             self._assign_duties()
@@ -48,12 +50,15 @@ class Storing(Leaving):
 
     def _knows_replicas(self) -> bool:
         """Whether every rank has told both its keys."""
-        return all(len(self.state.replica_keys.get(rank, {})) > 1 for rank in self.state.seats)
+        return all(len(self.state.replica_keys.get(rank, {})) > 1 for rank in self._all_ranks())
+
+    def _all_ranks(self) -> range:
+        return range(self.state.plan.world_size)
 
     def _needs_snapshots(self) -> bool:
         """Whether the loss of some node would lose parameters that no other node has."""
         state = self.state
-        if not self._knows_replicas():
+        if not self._knows_replicas() or state.absent:  # then all are replicas, and some have no process
             return False
         return any(
             all(state.seats[other][0] == node for other in self._replicas_of(rank, AFTER_THE_FIRST))
@@ -110,7 +115,7 @@ class Storing(Leaving):
         if done is None:
             return
         state.snapshot_in_work = done
-        if set(done.where) == set(state.seats):
+        if set(done.where) == set(self._all_ranks()):
             state.snapshot, state.snapshot_in_work = done, None
             for rank in state.seats:
                 self._tell_rank(rank, {"kind": "snapshot_complete", "step": done.step})
@@ -140,9 +145,9 @@ class Storing(Leaving):
         if done is None:
             return
         state.checkpoint_in_work = done
-        if set(done.where) == set(state.seats):
+        if set(done.where) == set(self._all_ranks()):
             publish = {"kind": "publish", "step": done.step, "epoch": done.epoch}
-            self._tell_rank(0, {**publish, "world_size": state.plan.world_size})
+            self._tell_rank(self.state.pacer(), {**publish, "world_size": state.plan.world_size})
 
     def _arrived(self, in_work: Stored | None, newest: Stored | None, given: Input) -> Stored | None:
         """The state in work with this part in it; None when the part is of no use any more."""
@@ -189,7 +194,7 @@ class Storing(Leaving):
     def _repeat_stop(self) -> None:
         """Rank 0 may be another process now: the job is still to be stopped."""
         if self.state.stopping:
-            self._tell_rank(0, {"kind": "checkpoint"})
+            self._tell_rank(self.state.pacer(), {"kind": "checkpoint"})
 
     def _on_checkpoint_found(self, given: Input) -> None:
         """An earlier start of this job has left one: training goes on from there."""
@@ -201,7 +206,7 @@ class Storing(Leaving):
         self._newest_checkpoint(given)
         state.checkpoint_in_work = None
         self._note("checkpoint", step=given["step"], path=given["path"])
-        self._tell_rank(0, {"kind": "checkpoint_complete", "step": int(given["step"])})
+        self._tell_rank(self.state.pacer(), {"kind": "checkpoint_complete", "step": int(given["step"])})
         if state.stopping:
             self._end("requeue", 1, f"{state.stopping}; checkpoint at step {given['step']}")
 
@@ -209,6 +214,6 @@ class Storing(Leaving):
         """Training goes on; what was written before stays the newest."""
         self.state.checkpoint_in_work = None
         self._note("checkpoint_failed", step=given.get("step"), why=given["why"])
-        self._tell_rank(0, {"kind": "checkpoint_complete", "step": -1})
+        self._tell_rank(self.state.pacer(), {"kind": "checkpoint_complete", "step": -1})
         if self.state.stopping:
             self._end("requeue", 1, f"{self.state.stopping}; the last checkpoint failed: {given['why']}")

@@ -14,9 +14,11 @@ not come at all."""
 Message = dict[str, Any]
 
 
-def needs_ward(order: Message) -> bool:
-    """Whether a private state goes with this order."""
-    return order["kind"] == "replace" and "sources" in order
+def wards_of(order: Message) -> list[int]:
+    """The ranks whose private states go with this order."""
+    if order["kind"] == "replace" and "sources" in order:
+        return [int(order["rank"])]
+    return sorted(int(rank) for rank in order.get("adopt", ()))
 
 
 class Wards:
@@ -42,15 +44,34 @@ class Wards:
     def with_ward(self, order: Message) -> Message | None:
         """A successor's order with the newest private state told up to the step at which all go on; None when
         there is none."""
-        if not needs_ward(order):
+        if not wards_of(order):
             return order
-        told = self._told.get(int(order["rank"]), ()) if int(order["epoch"]) == self._epoch else ()
+        if order["kind"] == "resolve":
+            return self._with_adopted(order)
+        told = self._told_of(order, int(order["rank"]))
         fitting = [known for known in told if int(known["step"]) <= int(order["target"])]
+        fitting = [known for known in fitting if "common" not in known]
         if not fitting:
             return None
         newest = max(fitting, key=lambda known: (int(known["step"]), known.get("buffers") is not None))
         step, buffers = newest["step"], newest.get("buffers")
         return {**order, "private": newest["private"], "private_step": step, "private_buffers": buffers}
+
+    def _with_adopted(self, order: Message) -> Message | None:
+        """A survivor's order with the private states, at the boundary, of absent ranks whose share it is to
+        do from now on."""
+        adopt = {}
+        for rank in order["adopt"]:
+            told = self._told_of(order, int(rank))
+            fitting = [known for known in told if int(known["step"]) == int(order["target"])]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda known: "common" in known)
+            adopt[rank] = {"private": best["private"], "common": best.get("common", [])}
+        return {**order, "adopt": adopt}
+
+    def _told_of(self, order: Message, rank: int) -> list[Message]:
+        return self._told.get(rank, []) if int(order["epoch"]) == self._epoch else []
 
     def hold(self, order: Tell, now: float) -> None:
         """Keep an order until the private state that goes with it is there. `now`: seconds of one clock."""

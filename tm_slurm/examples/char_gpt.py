@@ -70,15 +70,17 @@ def warm_up(warmup_steps: int, step: int) -> float:
 
 
 def train_step(state: dict[str, Any], step: int) -> dict[str, Any]:
-    """One step. Metrics: `loss`, in nats per byte of this rank's batch.
+    """One step. Metrics: `loss`, in nats per byte of this rank's (last) batch.
 
     Every `eval_every` steps rank 0 adds, and prints, `validation_bits_per_byte`.
     """
     options, role, model = state["options"], state["role"], state["model"]
-    inputs, targets = (part.to(role.device) for part in state["data"].training(step))
     state["optimizer"].zero_grad()
-    loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-    loss.backward()  # type: ignore[no-untyped-call]
+    for share in tm_slurm.shares():  # one, unless a node was lost and there is none in its place
+        with share:
+            inputs, targets = (part.to(role.device) for part in state["data"].training(step))
+            loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm)
     state["optimizer"].step()
     state["schedule"].step()

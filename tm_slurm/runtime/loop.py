@@ -27,6 +27,7 @@ from tm_slurm.runtime.handover import Outgoing
 from tm_slurm.runtime.limits import PRIVATE_INTERVAL_S
 from tm_slurm.runtime.role import Role, role_of
 from tm_slurm.runtime.saying import say
+from tm_slurm.runtime.sharing import Current, Shares
 from tm_slurm.runtime.standing_by import StandingBy
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
@@ -67,6 +68,7 @@ class Runtime(StandingBy):
         self._metrics: Mapping[str, Any] = {}
         self._committed_at = 0.0
         self._mark: Mark | None = None
+        self.shares = self._worker.shares if self._worker is not None else Shares()
         self._discarded = False
         self._resolution: Message | None = None
         self._tells_buffers = False
@@ -90,6 +92,7 @@ class Runtime(StandingBy):
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], int]]:
         worker = self._worker
+        Current.shares = self.shares
         if worker is None:
             join_nobody()
             self._take_role(self.role)
@@ -120,7 +123,7 @@ class Runtime(StandingBy):
             if self._resolution is not None:
                 self._go_on(self._resolution)
             elif self._discarded and self._mark is not None:
-                self._mark.rewind()  # every rank does: the gradients were not finite
+                self._rewind()  # every rank does: the gradients were not finite
             elif self._worker is not None:
                 self._at_boundary(self._worker)
 
@@ -132,6 +135,8 @@ class Runtime(StandingBy):
         worker = self._worker
         if worker is not None and worker.wards is not None:
             self._tell_key(worker)
+            watched = worker.may_shrink and self.step == self._first_step
+            self.shares.begin(watched=watched)
             self._tells_buffers = bool(private_buffers(self.state))
             with self.attempt():
                 if self._exchange_due or self._tells_buffers:
@@ -145,23 +150,31 @@ class Runtime(StandingBy):
             self._keys_told.add(self.step)
             told = {"kind": "replica_key", "rank": self.role.rank, "step": self.step}
             size = capture(self.state, self.step, generators=False).nbytes
+            if self.step > self._first_step:
+                told["unshared"] = self.shares.why_not_shared()
             worker.link.send({**told, "key": replica_key(self.state), "bytes": size})
 
     def _tell_buffers(self) -> None:
-        """Before the vote: the running statistics as this step leaves them."""
+        """Before the vote: the running statistics as this step leaves them; or all that is private, where
+        ranks may be dropped."""
+        self.shares.check_outside()
         worker = self._worker
         if worker is None or worker.endpoint.sandbox or worker.wards is None:
             return
-        if self._tells_buffers:
+        if worker.may_shrink:
+            told = self.shares.before_the_vote()
+            worker.wards.exchange_nearly(self.step, told, with_buffers=self._tells_buffers)
+        elif self._tells_buffers:
             worker.wards.exchange_buffers(self.step, take_buffers(self.state))
 
     def _flags(self) -> int:
         """What this rank, if it is the pacer, asks all ranks for in the vote."""
         worker = self._worker
-        if worker is None or worker.endpoint.sandbox or self.role.rank != 0:
+        if worker is None or worker.endpoint.sandbox or not worker.is_pacer:
             return 0
         private = time.monotonic() - self._exchanged_at >= PRIVATE_INTERVAL_S
-        return worker.storing.flags(self.step + 1) | (PRIVATE if private else 0)
+        flags = worker.storing.flags(self.step + 1, snapshots=not worker.absent)
+        return flags | (PRIVATE if private else 0)
 
     def _has_nonfinite(self) -> bool:
         worker = self._worker
@@ -192,6 +205,7 @@ class Runtime(StandingBy):
         now = time.time()
         loss = self._metrics.get("loss")
         self.step += 1
+        self.shares.commit()
         if self._worker is not None:
             seconds = now - self._committed_at if self._committed_at else 0.0
             self._worker.storing.stepped(self.step, seconds)
@@ -223,7 +237,7 @@ class Runtime(StandingBy):
 
     def _store(self, worker: Worker, flags: int) -> None:
         try:
-            worker.storing.at_boundary(flags, self.state, self.step, rank=self.role.rank, epoch=worker.epoch)
+            worker.storing.at_boundary(flags, self.state, self.step, shares=self.shares, epoch=worker.epoch)
         except StateError as error:
             say(f"nothing is kept of step {self.step}: {error}")
 
@@ -251,6 +265,7 @@ class Runtime(StandingBy):
         dist.init_process_group("tm", store=HashStore(), rank=rank, world_size=world_size)
         worker.rank, worker.world_size = rank, world_size
         worker.wards = Wards(rank, world_size, worker.config.job.ranks_per_node)
+        worker.leave_out(())
         worker.at_epoch(epoch)
         self._take_role(role_of(rank, world_size, worker.place.slot, worker.config.job.ranks_per_node))
 
@@ -259,6 +274,7 @@ class Runtime(StandingBy):
         if role.device.type == "cuda":
             torch.cuda.set_device(role.device)
         self.state = self._build(role)
+        self.shares.take_role(role.rank, self.state)
         self._mark = None
         self._vote = Vote(
             self._ballot,

@@ -109,7 +109,7 @@ class StandingBy(Surviving):
         """Its private state as it last told it, brought up to date by doing the steps since then in the
         sandbox (random numbers and data positions do not depend on what the collectives answer); all else
         from a replica."""
-        rank, epoch, target = int(order["rank"]), int(order["epoch"]), int(order["target"])
+        target = int(order["target"])
         began = time.monotonic()
         give_private(self.state, order["private"])
         for step in range(int(order["private_step"]), target):
@@ -121,17 +121,17 @@ class StandingBy(Surviving):
         private = take_private(self.state)
         times["replay_s"] = time.monotonic() - began
         with self._joining(worker, order) as joined:
-            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
+            self._configure(worker, order)
             joined.report = self._connect(worker, order).receive()
             give_private(self.state, private)
         return self._resume(worker, order, joined.report, times)
 
     def _replace_from_store(self, worker: Worker, order: Message, times: dict[str, float]) -> bool:
         """Everybody goes back to a snapshot or a checkpoint; this process too, to the dead rank's part."""
-        rank, epoch = int(order["rank"]), int(order["epoch"])
+        rank = int(order["rank"])
         began = time.monotonic()
         with self._joining(worker, order) as joined:
-            worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]))
+            self._configure(worker, order)
             step = worker.storing.go_back(order["back_to"], self.state, rank)
             seconds = time.monotonic() - began
             joined.report = ReceiveReport(step, 0, seconds, 0, 0, 0, prepared=False, acknowledged=True)
@@ -164,6 +164,14 @@ class StandingBy(Surviving):
                 worker.link.send({"kind": "join_failed", "epoch": epoch, "rank": rank, "why": str(error)})
         finally:
             worker.forget_incoming()
+
+    def _configure(self, worker: Worker, order: Message) -> None:
+        """Who is who, and who takes no part, as a lost rank's successor sees it."""
+        rank, epoch, absent = int(order["rank"]), int(order["epoch"]), order.get("absent", ())
+        worker.endpoint.configure(
+            rank=rank, epoch=epoch, term=0, peers=peers_of(order["peers"]), absent=absent
+        )
+        worker.leave_out(absent)
 
     def _connect(self, worker: Worker, order: Message) -> Incoming:
         incoming = Incoming(

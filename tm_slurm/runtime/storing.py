@@ -6,6 +6,7 @@ blocks for a copy to host memory; the rest is done by background threads.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ from tm_slurm.runtime import checkpoint
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.limits import TransferLimits
 from tm_slurm.runtime.peer_memory import Cost, PeerMemory, choose_interval
+from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.vote import CHECKPOINT, COMPLETE_SHIFT, SNAPSHOT
 from tm_slurm.state import StateError, capture, unpack
 from tm_slurm.state.background import Background
@@ -75,9 +77,10 @@ class Storing:
         self._memory: PeerMemory | None = None
         self._reserved = False
         self._told: dict[int, tuple[int, int, str]] = {}
-        self._checkpoints: checkpoint.Checkpoints | None = None
+        self._checkpoints: dict[int, checkpoint.Checkpoints] = {}
+        """rank → what writes its part: this one, and absent ones whose share is done here"""
         self._publisher: Background | None = None
-        self._written_as: dict[int, tuple[int, int]] = {}
+        self._written_as: dict[tuple[int, int], int] = {}
 
     def handlers(self) -> dict[str, Callable[[Message], None]]:
         """What the listening thread does with the coordinator's messages about this."""
@@ -136,10 +139,10 @@ class Storing:
 
     # ---- the pacer ----
 
-    def flags(self, step: int) -> int:
-        """What rank 0 asks for at the boundary after `step` steps."""
+    def flags(self, step: int, *, snapshots: bool = True) -> int:
+        """What the pacer asks for at the boundary after `step` steps; no `snapshots`: not those."""
         asked = 0
-        if self._snapshot_due(step):
+        if snapshots and self._snapshot_due(step):
             asked |= SNAPSHOT | (self._complete + 1) << COMPLETE_SHIFT
         every = self._policy.checkpoint_every_steps
         due = self._checkpoint_asked or (every is not None and step % every == 0)
@@ -185,16 +188,19 @@ class Storing:
 
     # ---- at a boundary ----
 
-    def at_boundary(self, flags: int, state: State, step: int, *, rank: int, epoch: int) -> None:
+    def at_boundary(self, flags: int, state: State, step: int, *, shares: Shares, epoch: int) -> None:
         """All ranks do this at the same boundary, `step` steps done. Raises StateError as `pack` does."""
         if flags & SNAPSHOT:
             complete = (flags >> COMPLETE_SHIFT) - 1  # another rank may have heard of it before this one
             self._on_snapshot_complete({"step": complete})
-            self._take_snapshot(state, step, rank, epoch)
+            self._take_snapshot(state, step, shares.rank, epoch)
         else:
             self.reserve(state)
         if flags & CHECKPOINT:
-            self._take_checkpoint(state, step, rank, epoch)
+            self._take_checkpoint(state, step, shares.rank, epoch)
+            for absent in shares.adopted:
+                with shares.as_adopted(absent):
+                    self._take_checkpoint(state, step, absent, epoch)
 
     def reserve(self, state: State, *, told: bool = False) -> None:
         """Have memory ready for snapshots of `state`, if there will be any: once it is all there that a step
@@ -239,24 +245,26 @@ class Storing:
                 self._outstanding = None
 
     def _take_checkpoint(self, state: State, step: int, rank: int, epoch: int) -> None:
-        if self._checkpoints is None:
-            self._checkpoints = checkpoint.Checkpoints(
-                self._directory, written=self._written, failed=self._not_written
+        if rank not in self._checkpoints:
+            self._checkpoints[rank] = checkpoint.Checkpoints(
+                self._directory,
+                written=functools.partial(self._written, rank),
+                failed=functools.partial(self._not_written, rank),
             )
         owner = self._owner if self._owner is not None else rank
-        self._written_as[step] = (rank, epoch)
+        self._written_as[rank, step] = epoch
         self._checkpoint_outstanding = True
-        if not self._checkpoints.begin(state, step, rank=rank, owner=owner, epoch=epoch):
-            self._not_written(step, "the one before is still being written")
+        if not self._checkpoints[rank].begin(state, step, rank=rank, owner=owner, epoch=epoch):
+            self._not_written(rank, step, "the one before is still being written")
 
-    def _written(self, step: int) -> None:
-        rank, epoch = self._written_as.pop(step)
+    def _written(self, rank: int, step: int) -> None:
+        epoch = self._written_as.pop((rank, step))
         self._link.beat()
         self._link.send({"kind": "checkpoint_written", "rank": rank, "step": step, "epoch": epoch})
 
-    def _not_written(self, step: int, why: str) -> None:
+    def _not_written(self, rank: int, step: int, why: str) -> None:
         """A checkpoint that cannot be written does not end training."""
-        rank, epoch = self._written_as.pop(step)
+        epoch = self._written_as.pop((rank, step))
         told = {"kind": "checkpoint_failed", "rank": rank, "step": step, "epoch": epoch}
         self._link.send({**told, "why": why})
 

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Outgoing
+from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.storing import CannotGoBack
 from tm_slurm.runtime.vote import FAILURES, Discarded, Vote
 from tm_slurm.runtime.worker import Worker
@@ -34,6 +35,7 @@ class Surviving:
 
     state: dict[str, Any]
     step: int
+    shares: Shares
     _worker: Worker | None
     _vote: Vote
     _mark: Mark | None
@@ -109,7 +111,7 @@ class Surviving:
         worker = self._worker
         assert worker is not None
         if self._discarded and self._mark is not None:
-            self._mark.rewind()
+            self._rewind()
         while True:
             try:
                 self._follow(worker, order)
@@ -117,6 +119,12 @@ class Surviving:
                 return
             except DISTURBANCES as error:
                 order = self._stop(worker, error, torn=isinstance(error, CannotGoBack))
+
+    def _rewind(self) -> None:
+        """Back to the beginning of the step."""
+        assert self._mark is not None
+        self._mark.rewind()
+        self.shares.rewind()
 
     def _follow(self, worker: Worker, order: Message) -> None:
         back_to = order.get("back_to")
@@ -127,9 +135,21 @@ class Surviving:
         if back_to is not None:
             self.step = worker.storing.go_back(back_to, self.state, self._rank_of(worker))
             self._mark = None
+            self.shares.take_role(self._rank_of(worker), self.state)
+        else:
+            self._share_out(worker, order)
         for rank in order["serve"]:
             number, count = order["shares"][str(rank)]
             self._serve(worker, rank, int(order["epoch"]), (int(number), int(count)))
+
+    def _share_out(self, worker: Worker, order: Message) -> None:
+        """Do the shares of these absent ranks from now on; what is known of those that others do is kept."""
+        given = {int(rank): told for rank, told in order["adopt"].items()}
+        for rank, private in self.shares.adopt(order["keep"], given).items():
+            assert worker.wards is not None
+            worker.wards.keep(rank, self.step, private)
+        if given:
+            worker.link.send({"kind": "adopted", "epoch": int(order["epoch"]), "rank": worker.rank})
 
     def _serve(self, worker: Worker, rank: int, epoch: int, share: tuple[int, int]) -> None:
         """Give a lost rank's successor this replica's share of the state."""

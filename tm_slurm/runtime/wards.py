@@ -4,12 +4,17 @@ to buddies on the next two nodes at the beginning of a step, over the data links
 When a rank dies, a buddy still has what it told last, and the steps since then can be worked out again: all
 but running statistics, which depend on the parameters of that step. So these are told again before the vote:
 whoever sees a vote succeed knows that everybody's are with its buddies.
+
+A survivor that is to do a lost rank's share cannot work out steps again. Where that may be (`shrink`), ranks
+tell all of their private state before the vote, and with it that of the absent ranks whose share they do: it
+is what the next step begins with, but for objects that are stepped after the optimizer.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +23,7 @@ import torch.distributed as dist
 
 from tm_slurm.control.frames import MAX_FRAME_BYTES
 from tm_slurm.runtime.saying import say
+from tm_slurm.state import common_objects
 
 TOLD_LIMIT_BYTES = MAX_FRAME_BYTES - (4 << 20)
 """As JSON. It goes through the coordinator in one frame, together with buffers and a table of peers."""
@@ -38,45 +44,78 @@ class _Told:
     buffers: torch.Tensor | None = None
 
 
+@dataclass
+class _Nearly:
+    """What a ward has told before the vote of the step before `step`, and what it was told itself then."""
+
+    step: int
+    theirs: torch.Tensor
+    mine: torch.Tensor
+
+
 class Wards:
     """Of one rank, at one membership of the job. Every rank of the job calls `exchange` at the same steps."""
 
     def __init__(self, rank: int, world_size: int, ranks_per_node: int) -> None:
-        self._rank = rank
-        stride = ranks_per_node if world_size > ranks_per_node else 1
-        away = [n * stride for n in range(1, BUDDIES + 1) if n * stride < world_size]
-        self.buddies = [(rank + distance) % world_size for distance in away]
-        self.wards = [(rank - distance) % world_size for distance in away]
-        self._kept: dict[int, deque[_Told]] = {ward: deque(maxlen=KEPT) for ward in self.wards}
+        self._rank, self._world_size = rank, world_size
+        self._stride = ranks_per_node if world_size > ranks_per_node else 1
+        self._kept: dict[int, deque[_Told]] = {}
+        self._nearly: dict[int, deque[_Nearly]] = {}
         self._refused = False
+        self.leave_out(())
+
+    def leave_out(self, absent: Collection[int]) -> None:
+        """These ranks tell nothing and are told nothing; what is known of them stays."""
+        self.buddies = self._next(self._stride, absent)
+        self.wards = self._next(-self._stride, absent)
+
+    def _next(self, stride: int, absent: Collection[int]) -> list[int]:
+        found: list[int] = []
+        rank = (self._rank + stride) % self._world_size
+        while rank != self._rank and len(found) < BUDDIES:
+            if rank not in absent:
+                found.append(rank)
+            rank = (rank + stride) % self._world_size
+        return found
 
     def exchange(self, step: int, private: Any) -> None:
         """Tell the buddies `private` (JSON-safe) as it is at the beginning of `step`; keep the wards'. One
         that is too large is not told, and that is said once.
 
         Raises what a collective raises when a rank has failed."""
-        for ward, theirs in self._swap(json.dumps(private).encode()).items():
-            kept = self._kept[ward]
-            while kept and kept[-1].step >= step:  # from before a roll-back
-                kept.pop()
-            if theirs.numel():
-                kept.append(_Told(step, theirs))
+        for ward, theirs in self._swap(_packed(private)).items():
+            _keep(self._kept, ward, _Told(step, theirs))
 
     def exchange_buffers(self, step: int, buffers: Any) -> None:
         """Tell the buddies the buffers (JSON-safe) as they are before the vote of `step`; keep the wards'."""
-        for ward, theirs in self._swap(json.dumps(buffers).encode()).items():
-            kept = self._kept[ward]
-            if kept and kept[-1].step == step and theirs.numel():
-                kept[-1].buffers = theirs
+        for ward, theirs in self._swap(_packed(buffers)).items():
+            self._keep_buffers(ward, step, theirs)
 
-    def _swap(self, content: bytes) -> dict[int, torch.Tensor]:
+    def exchange_nearly(self, step: int, told: Mapping[int, Any], *, with_buffers: bool) -> None:
+        """Before the vote of `step`, tell the buddies the private states of this rank and of the absent ones
+        whose share it does; keep the wards'. `with_buffers`: and take their buffers from there."""
+        mine = _packed({str(rank): private for rank, private in told.items()})
+        for ward, theirs in self._swap(mine).items():
+            if not theirs.numel():
+                continue
+            _keep(self._nearly, ward, _Nearly(step + 1, theirs, mine))
+            if with_buffers:
+                self._keep_buffers(ward, step, _packed(_content(theirs)[str(ward)]["buffers"]))
+
+    def keep(self, rank: int, step: int, private: Any) -> None:
+        """The private state at the beginning of `step` of a rank whose share this one has done until now."""
+        _keep(self._kept, rank, _Told(step, _packed(private)))
+
+    def _keep_buffers(self, ward: int, step: int, buffers: torch.Tensor) -> None:
+        kept = self._kept.get(ward)
+        if kept and kept[-1].step == step and buffers.numel():
+            kept[-1].buffers = buffers
+
+    def _swap(self, told: torch.Tensor) -> dict[int, torch.Tensor]:
         """Send to the buddies, receive from the wards. Nothing stands for what is too large."""
-        if not self.wards:
-            return {}
-        if len(content) > TOLD_LIMIT_BYTES:
-            self._refuse(len(content))
-            content = b""
-        told = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte()
+        if told.numel() > TOLD_LIMIT_BYTES:
+            self._refuse(told.numel())
+            told = told[:0]
         size = torch.tensor([told.numel()])
         sends = [dist.isend(part, buddy) for buddy in self.buddies for part in (size, told)]
         received = {}
@@ -116,6 +155,30 @@ class Wards:
             }
             for told in self._kept.get(rank, ())
         ]
+
+    def told_nearly(self, rank: int) -> list[dict[str, Any]]:
+        """Messages with what was told before the vote of the step before; `common`: the objects that were the
+        same here, and so are, wherever the rest of that step is done, what they are there."""
+        messages = []
+        for nearly in (nearly for kept in self._nearly.values() for nearly in kept):
+            private = _content(nearly.theirs).get(str(rank))
+            if private is not None:
+                common = common_objects(private, _content(nearly.mine)[str(self._rank)])
+                told = {"kind": "ward", "rank": rank, "step": nearly.step}
+                messages.append({**told, "private": private, "common": common})
+        return messages
+
+
+def _keep(known: dict[int, deque[Any]], rank: int, told: _Told | _Nearly) -> None:
+    kept = known.setdefault(rank, deque(maxlen=KEPT))
+    while kept and kept[-1].step >= told.step:  # from before a roll-back
+        kept.pop()
+    if not isinstance(told, _Told) or told.private.numel():
+        kept.append(told)
+
+
+def _packed(content: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
 
 
 def _content(told: torch.Tensor) -> Any:

@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.handover import Incoming, Outgoing
 from tm_slurm.runtime.limits import RECOVERY_TIMEOUT_S, TransferLimits
 from tm_slurm.runtime.link_watch import LinkWatch
+from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.storing import Storing
 from tm_slurm.runtime.vote import Ballot
 from tm_slurm.runtime.wards import Wards
@@ -86,6 +87,8 @@ class Worker:
         self._standing_by = True
         self._stopped: Message | None = None
         self.wards: Wards | None = None
+        self.shares = Shares()
+        self.absent: frozenset[int] = frozenset()
         self.storing = Storing(self.secret, self.place.job_dir, self.config.policy, link)
         link.start(
             {
@@ -223,14 +226,30 @@ class Worker:
             statement = {"kind": "survivor", "epoch": epoch, "rank": self.rank, **self._stopped}
         wards = self.wards
         statement["snapshots"] = self.storing.local_snapshots(self.rank)
-        statement["wards"] = {}
+        statement["wards"], statement["nearly"] = {}, {}
+        statement["adopted"] = self.shares.adopted
         for rank in unsure if wards is not None else ():
             assert wards is not None
-            for told in wards.told(rank):
+            known, nearly = wards.told(rank), wards.told_nearly(rank)
+            if rank in self.shares.adopted:
+                mine, before_the_vote = self._told_of_adopted(rank, statement)
+                known, nearly = [*known, mine], [*nearly, *before_the_vote]
+            for told in (*known, *nearly):
                 self.link.send({**told, "epoch": epoch})
-            if wards.steps_of(rank):
-                statement["wards"][str(rank)] = wards.steps_of(rank)
+            if known:
+                statement["wards"][str(rank)] = [told["step"] for told in known]
+            if nearly:
+                statement["nearly"][str(rank)] = [told["step"] for told in nearly]
         self.link.send(statement)
+
+    def _told_of_adopted(self, rank: int, stopped: Message) -> tuple[Message, list[Message]]:
+        """An absent rank's private state where this one has stopped: at the beginning of the step, and, when
+        it stands at the vote, as it is there."""
+        told = {"kind": "ward", "rank": rank}
+        step, now = int(stopped["committed"]), self.shares.told_before_the_vote(rank)
+        buffers = now["private"]["buffers"] if stopped["at_vote"] else None
+        mine = {**told, "step": step, "private": self.shares.at_the_beginning(rank), "buffers": buffers}
+        return mine, [{**told, "step": step + 1, **now}] if stopped["at_vote"] else []
 
     # ---- in the training thread ----
 
@@ -273,9 +292,26 @@ class Worker:
     def recovered(self, order: Message) -> None:
         """Take over the recovery's epoch: the dead are out, their successors in."""
         epoch = int(order["epoch"])
-        self.endpoint.prepare(epoch=epoch, changes=peers_of(order["changes"]))
+        absent = order.get("absent", ())
+        self.endpoint.prepare(epoch=epoch, changes=peers_of(order["changes"]), absent=absent)
         self.endpoint.switch(epoch=epoch)
+        self.leave_out(absent)
         self.at_epoch(epoch)
+
+    def leave_out(self, absent: Iterable[int]) -> None:
+        """These ranks take no part from now on."""
+        self.absent = frozenset(int(rank) for rank in absent)
+        if self.wards is not None:
+            self.wards.leave_out(self.absent)
+
+    @property
+    def is_pacer(self) -> bool:
+        """Whether this rank, the lowest one present, asks the others for snapshots and checkpoints."""
+        return self.rank == min(set(range(self.world_size)) - self.absent)
+
+    @property
+    def may_shrink(self) -> bool:
+        return "shrink" in self.config.policy.on_no_standby
 
     def at_epoch(self, epoch: int) -> None:
         """The membership of `epoch` is in force here."""

@@ -33,16 +33,30 @@ def private_buffers(state: Mapping[str, Any]) -> list[torch.Tensor]:
 def take_private(state: Mapping[str, Any]) -> Json:
     """JSON-safe. Raises StateError naming the path of anything that cannot be moved exactly."""
     entries: dict[str, Json] = {}
+    objects: list[str] = []
     for key, kind, value in state_entries(state):
         if kind == GENERATOR:
             entries[key] = encode(read_generator(value, key), path=key)
         elif kind == OBJECT:
             entries[key] = encode(value.state_dict(), path=key)
+            objects.append(key)
     return {
         "entries": entries,
-        "generators": encode(read_generators(), path="generators"),
+        "objects": objects,
+        "generators": global_generators(),
         "buffers": take_buffers(state),
     }
+
+
+def global_generators() -> Json:
+    """The states of the global generators, JSON-safe: equal as long as nobody draws."""
+    return encode(read_generators(), path="generators")
+
+
+def common_objects(private: Json, other: Json) -> list[str]:
+    """The objects whose states are the same in two ranks' private states."""
+    entries, theirs = private["entries"], other["entries"]
+    return [key for key in private["objects"] if key in theirs and entries[key] == theirs[key]]
 
 
 def take_buffers(state: Mapping[str, Any]) -> Json:

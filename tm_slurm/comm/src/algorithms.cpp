@@ -17,7 +17,10 @@ MessageKey key(const Operation& op, uint32_t step) {
   return {op.endpoint.epoch(), op.group.id, collective_tag(op.sequence, step)};
 }
 
-Peer& at(const Operation& op, int rank) { return *op.group.members[static_cast<size_t>(rank)]; }
+Peer& member(const Operation& op, int rank) { return *op.group.members[static_cast<size_t>(rank)]; }
+
+// By place among those present: the same as the rank, unless some are absent.
+Peer& at(const Operation& op, int place) { return member(op, op.group.present[static_cast<size_t>(place)]); }
 
 int modulo(int value, int n) { return ((value % n) + n) % n; }
 
@@ -47,7 +50,7 @@ struct Place {
 
 template <class PlaceOf>
 Task ring(Operation& op, int steps, ConstSpan first, PlaceOf place_of, Reduction reduction, uint32_t base) {
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   Peer& next = at(op, modulo(rank + 1, n));
   Peer& previous = at(op, modulo(rank - 1, n));
   std::vector<Step> window(kWindow);
@@ -88,7 +91,7 @@ Task ring(Operation& op, int steps, ConstSpan first, PlaceOf place_of, Reduction
 }
 
 Task ring_all_reduce(Operation& op, char* data, Cut cut, Reduction reduction) {
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   auto place = [=](int k) {
     int index = k < n - 1 ? modulo(rank - k - 1, n) : modulo(rank - (k - (n - 1)), n);
     char* where = data + cut.start(index);
@@ -101,7 +104,7 @@ Task ring_all_reduce(Operation& op, char* data, Cut cut, Reduction reduction) {
 
 // Recursive doubling; ranks beyond a power of two fold into a neighbour first.
 Task doubling_all_reduce(Operation& op, char* data, size_t count, Reduction reduction) {
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   size_t bytes = count * reduction.element_bytes;
   int power = 1;
   while (power * 2 <= n) power *= 2;
@@ -145,7 +148,7 @@ Task doubling_all_reduce(Operation& op, char* data, size_t count, Reduction redu
 
 // Everybody's values to everybody by recursive doubling, reduced in rank order by each.
 Task gathering_all_reduce(Operation& op, char* data, size_t count, Reduction reduction) {
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   size_t bytes = count * reduction.element_bytes;
   int power = 1;
   while (power * 2 <= n) power *= 2;
@@ -191,7 +194,7 @@ Task gathering_all_reduce(Operation& op, char* data, size_t count, Reduction red
 // A chain from rank 0 to the last, which has the result and sends it on around the ring, both while they arrive. A byte
 // of the result comes only after this rank's own has gone, so that it may lie in the same place.
 Task chain_all_reduce(Operation& op, char* data, size_t bytes, Reduction reduction) {
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   Peer& next = at(op, modulo(rank + 1, n));
   Peer& previous = at(op, modulo(rank - 1, n));
   std::unique_ptr<Recv> partial, result;
@@ -220,7 +223,7 @@ Task chain_all_reduce(Operation& op, char* data, size_t bytes, Reduction reducti
 // Where rounding shows, all values are reduced in rank order, wherever they lie in however large a buffer: DDP has
 // other buckets in its first step than later, and a rank that has just been built anew must not round differently.
 Task all_reduce(Operation& op, char* data, size_t count, Reduction reduction) {
-  int n = op.group.size();
+  int n = op.group.count();
   if (n == 1 || count == 0) co_return;
   size_t bytes = count * reduction.element_bytes;
   bool in_order = reduction.rounds && n > 2;
@@ -233,10 +236,10 @@ Task all_reduce(Operation& op, char* data, size_t count, Reduction reduction) {
 }
 
 // A binomial tree; each rank passes on what it has while the rest arrives.
-Task broadcast(Operation& op, int root, Span buffer) {
-  int n = op.group.size();
+Task broadcast(Operation& op, int root_rank, Span buffer) {
+  int n = op.group.count(), root = op.group.place_of(root_rank);
   if (n == 1 || buffer.bytes == 0) co_return;
-  int place = modulo(op.group.rank - root, n);
+  int place = modulo(op.group.place - root, n);
   int mask = 1;
   std::unique_ptr<Recv> recv;
   while (mask < n && !(place & mask)) mask <<= 1;
@@ -260,11 +263,11 @@ Task broadcast(Operation& op, int root, Span buffer) {
 }
 
 // A chain that ends at the root, in rank order from root + 1; partial sums are passed on while they arrive.
-Task reduce(Operation& op, int root, char* data, size_t count, Reduction reduction) {
-  int n = op.group.size();
+Task reduce(Operation& op, int root_rank, char* data, size_t count, Reduction reduction) {
+  int n = op.group.count(), root = op.group.place_of(root_rank);
   if (n == 1 || count == 0) co_return;
   size_t bytes = count * reduction.element_bytes;
-  int place = modulo(op.group.rank - root - 1, n);  // the root is n - 1
+  int place = modulo(op.group.place - root - 1, n);  // the root is n - 1
   std::vector<char> held;
   char* where = data;
   if (place > 0 && place < n - 1) {
@@ -273,10 +276,10 @@ Task reduce(Operation& op, int root, char* data, size_t count, Reduction reducti
   }
   std::unique_ptr<Recv> recv;
   if (place > 0)
-    recv = std::make_unique<Recv>(op, at(op, modulo(op.group.rank - 1, n)), key(op, 0), where, bytes, reduction, data);
+    recv = std::make_unique<Recv>(op, at(op, modulo(op.group.place - 1, n)), key(op, 0), where, bytes, reduction, data);
   std::unique_ptr<Send> send;
   if (place < n - 1) {
-    send = std::make_unique<Send>(op, at(op, modulo(op.group.rank + 1, n)), key(op, 0), where, bytes,
+    send = std::make_unique<Send>(op, at(op, modulo(op.group.place + 1, n)), key(op, 0), where, bytes,
                                   recv ? recv->moved : bytes);
     if (recv) recv->feed(*send);
   }
@@ -285,7 +288,7 @@ Task reduce(Operation& op, int root, char* data, size_t count, Reduction reducti
 }
 
 Task all_gather(Operation& op, std::vector<Span> parts) {
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   if (n == 1) co_return;
   auto place = [&parts, n, rank](int k) {
     Span part = parts[static_cast<size_t>(modulo(rank - k - 1, n))];
@@ -297,7 +300,7 @@ Task all_gather(Operation& op, std::vector<Span> parts) {
 }
 
 Task reduce_scatter(Operation& op, std::vector<ConstSpan> parts, char* out, Reduction reduction) {
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   ConstSpan own = parts[static_cast<size_t>(rank)];
   if (n == 1) {
     if (own.bytes > 0 && out != own.data) std::memmove(out, own.data, own.bytes);
@@ -314,8 +317,8 @@ Task reduce_scatter(Operation& op, std::vector<ConstSpan> parts, char* out, Redu
 }
 
 Task gather(Operation& op, int root, ConstSpan own, std::vector<Span> parts) {
-  int n = op.group.size();
-  if (op.group.rank != root) {
+  int n = op.group.count();
+  if (op.group.place != root) {
     Send send(op, at(op, root), key(op, 0), own.data, own.bytes);
     co_await send;
     co_return;
@@ -330,8 +333,8 @@ Task gather(Operation& op, int root, ConstSpan own, std::vector<Span> parts) {
 }
 
 Task scatter(Operation& op, int root, Span own, std::vector<ConstSpan> parts) {
-  int n = op.group.size();
-  if (op.group.rank != root) {
+  int n = op.group.count();
+  if (op.group.place != root) {
     Recv recv(op, at(op, root), key(op, 0), own.data, own.bytes);
     co_await recv;
     co_return;
@@ -347,7 +350,7 @@ Task scatter(Operation& op, int root, Span own, std::vector<ConstSpan> parts) {
 
 Task all_to_all(Operation& op, std::vector<ConstSpan> out, std::vector<Span> in) {
   constexpr int kAtOnce = 8;  // partners
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   for (int first = 1; first < n; first += kAtOnce) {
     std::vector<std::unique_ptr<Recv>> recvs;
     std::vector<std::unique_ptr<Send>> sends;
@@ -367,7 +370,7 @@ Task all_to_all(Operation& op, std::vector<ConstSpan> out, std::vector<Span> in)
 
 // Dissemination: after step k everybody has heard, directly or not, from 2^k ranks before it.
 Task barrier(Operation& op) {
-  int n = op.group.size(), rank = op.group.rank;
+  int n = op.group.count(), rank = op.group.place;
   uint32_t step = 0;
   for (int distance = 1; distance < n; distance *= 2, step++) {
     Recv recv(op, at(op, modulo(rank - distance, n)), key(op, step), nullptr, 0);
@@ -378,7 +381,7 @@ Task barrier(Operation& op) {
 }
 
 Task monitored_barrier(Operation& op) {
-  if (op.group.rank != 0) {
+  if (op.group.place != 0) {
     {
       Send here(op, at(op, 0), key(op, 0), nullptr, 0);
       co_await here;
@@ -388,23 +391,23 @@ Task monitored_barrier(Operation& op) {
     co_return;
   }
   std::vector<std::unique_ptr<Recv>> reports;
-  for (int rank = 1; rank < op.group.size(); rank++)
+  for (int rank = 1; rank < op.group.count(); rank++)
     reports.push_back(std::make_unique<Recv>(op, at(op, rank), key(op, 0), nullptr, 0));
   for (size_t i = 0; i < reports.size(); i++) co_await *reports[i];
   std::vector<std::unique_ptr<Send>> releases;
-  for (int rank = 1; rank < op.group.size(); rank++)
+  for (int rank = 1; rank < op.group.count(); rank++)
     releases.push_back(std::make_unique<Send>(op, at(op, rank), key(op, 1), nullptr, 0));
   for (size_t i = 0; i < releases.size(); i++) co_await *releases[i];
 }
 
 Task send_to(Operation& op, int to, uint32_t tag, ConstSpan data) {
   MessageKey message{op.endpoint.epoch(), op.group.id, point_to_point_tag(tag, 0)};
-  Send send(op, at(op, to), message, data.data, data.bytes);
+  Send send(op, member(op, to), message, data.data, data.bytes);
   co_await send;
 }
 
 Task recv_from(Operation& op, int from, uint32_t tag, Span data) {
-  Recv recv(op, from < 0 ? nullptr : &at(op, from), tag, data.data, data.bytes);
+  Recv recv(op, from < 0 ? nullptr : &member(op, from), tag, data.data, data.bytes);
   co_await recv;
 }
 

@@ -1,6 +1,8 @@
 // Collectives as coroutines over sends and receives. No torch in here. Ranks are group ranks, counts are elements.
 // Each result is reduced in an order that depends on the number of ranks and the size only, and by one rank or by all
 // in the same way: the same bits on every rank, run after run.
+// Of a group with absent ranks, all-reduce, broadcast, reduce and the barriers go over those present; whoever calls
+// another one has checked that nobody is absent.
 #pragma once
 #include <cstddef>
 #include <vector>

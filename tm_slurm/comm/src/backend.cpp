@@ -67,6 +67,21 @@ DeltaBackend::WorkPtr DeltaBackend::answer_alone(c10d::OpType type, const char* 
   return work;
 }
 
+void DeltaBackend::check_whole(const char* collective) {
+  std::vector<int> absent = endpoint_->absent_of(group_);
+  TORCH_CHECK(absent.empty(), collective, ": every rank's part is needed, and ", absent.size() == 1 ? "rank " : "ranks ",
+              c10::Join(", ", absent), " of group ", group_.name,
+              " cannot bring theirs: they were dropped for want of a standby (policy.on_no_standby: shrink); only "
+              "allreduce, reduce, broadcast and barrier go on without them");
+}
+
+void DeltaBackend::check_present(int rank, const char* call) {
+  int global = group_.ranks[static_cast<size_t>(rank)];
+  for (int absent : endpoint_->absent_of(group_))
+    TORCH_CHECK(absent != global, call, ": rank ", global, " of group ", group_.name,
+                " was dropped for want of a standby (policy.on_no_standby: shrink)");
+}
+
 DeltaBackend::Piece DeltaBackend::all_reduce_piece(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   Reduction reduction = reduction_of(tensor, op, "allreduce");
   at::Tensor flat = staged(tensor);
@@ -107,7 +122,7 @@ DeltaBackend::WorkPtr DeltaBackend::broadcast(Tensors& tensors, const c10d::Broa
               getSize(), ", found ", options.rootRank);
   if (sandboxed()) return answer_alone(c10d::OpType::BROADCAST, "tm:broadcast", tensors);
   at::Tensor tensor = tensors[0];
-  int root = static_cast<int>(options.rootRank);
+  int root = endpoint_->stand_in(group_, static_cast<int>(options.rootRank));
   at::Tensor flat = root == getRank() ? staged(tensor) : dense_like(tensor);
   Span span = span_of(flat);
   Piece piece;
@@ -168,6 +183,7 @@ DeltaBackend::WorkPtr DeltaBackend::send(Tensors& tensors, int to, int tag) {
               ", found ", to);
   TORCH_CHECK(tag >= 0, "send: expected a tag of 0 or more, found ", tag);
   if (sandboxed()) return answer_alone(c10d::OpType::SEND, "tm:send", tensors);
+  check_present(to, "send");
   at::Tensor flat = staged(tensors[0]);
   ConstSpan span = const_span_of(flat);
   Piece piece;
@@ -182,6 +198,7 @@ DeltaBackend::WorkPtr DeltaBackend::receive(Tensors& tensors, int from, int tag,
   check_single(tensors, "recv");
   TORCH_CHECK(tag >= 0, "recv: expected a tag of 0 or more, found ", tag);
   if (sandboxed()) return answer_alone(type, "tm:recv", tensors);
+  if (from >= 0) check_present(from, "recv");
   at::Tensor tensor = tensors[0], flat = dense_like(tensor);
   Span span = span_of(flat);
   Piece piece;

@@ -66,6 +66,9 @@ class DeltaBackend final : public c10d::Backend {
                 std::vector<Piece> pieces, bool collective = true);
   // The sandbox answers alone: `identity` does what a group of copies of this rank would see.
   WorkPtr answer_alone(c10d::OpType type, const char* title, Tensors outputs);
+  // Raise, naming who is absent in this epoch.
+  void check_whole(const char* collective);
+  void check_present(int rank, const char* call);
   bool sandboxed() const { return endpoint_->sandbox.load(std::memory_order_relaxed); }
   std::chrono::milliseconds limit(std::chrono::milliseconds wanted) const;
 

@@ -48,6 +48,7 @@ void place(const at::Tensor& to, const at::Tensor& from) {
 DeltaBackend::Piece DeltaBackend::all_gather_piece(const Tensors& outputs, const at::Tensor& input) {
   check_tensor(input, "allgather");
   check_parts(outputs, getSize(), input, "allgather");
+  check_whole("allgather");
   for (const at::Tensor& output : outputs)
     TORCH_CHECK(output.numel() == input.numel(), "allgather: expected outputs of ", input.numel(),
                 " elements like the input, found ", output.numel());
@@ -63,6 +64,7 @@ DeltaBackend::Piece DeltaBackend::all_gather_piece(const Tensors& outputs, const
 DeltaBackend::Piece DeltaBackend::all_gather_base_piece(const at::Tensor& output, const at::Tensor& input) {
   check_tensor(output, "allgather_into_tensor");
   check_same(output, input, "allgather_into_tensor");
+  check_whole("allgather_into_tensor");
   TORCH_CHECK(output.numel() == input.numel() * getSize(), "allgather_into_tensor: expected an output of ",
               input.numel() * getSize(), " elements, found ", output.numel());
   at::Tensor buffer = dense_like(output);
@@ -82,6 +84,7 @@ DeltaBackend::Piece DeltaBackend::reduce_scatter_piece(const at::Tensor& output,
                                                        const c10d::ReduceOp& op) {
   check_tensor(output, "reduce_scatter");
   check_parts(inputs, getSize(), output, "reduce_scatter");
+  check_whole("reduce_scatter");
   TORCH_CHECK(inputs[static_cast<size_t>(getRank())].numel() == output.numel(), "reduce_scatter: expected an output of ",
               inputs[static_cast<size_t>(getRank())].numel(), " elements, found ", output.numel());
   Reduction reduction = reduction_of(output, op, "reduce_scatter");
@@ -215,6 +218,7 @@ DeltaBackend::WorkPtr DeltaBackend::gather(std::vector<Tensors>& outputs, Tensor
     for (const at::Tensor& output : results) place(output, inputs[0]);
     return answer_alone(c10d::OpType::GATHER, "tm:gather", results);
   }
+  check_whole("gather");
   if (root) check_parts(results, getSize(), inputs[0], "gather");
   Tensors buffers = dense(results);
   at::Tensor own = staged(inputs[0]);
@@ -241,6 +245,7 @@ DeltaBackend::WorkPtr DeltaBackend::scatter(Tensors& outputs, std::vector<Tensor
     if (root) place(outputs[0], inputs[0].at(static_cast<size_t>(getRank())));
     return answer_alone(c10d::OpType::SCATTER, "tm:scatter", outputs);
   }
+  check_whole("scatter");
   if (root) check_parts(inputs[0], getSize(), outputs[0], "scatter");
   Tensors flat;
   if (root)
@@ -296,6 +301,7 @@ DeltaBackend::WorkPtr DeltaBackend::alltoall(Tensors& outputs, Tensors& inputs, 
               outputs.size());
   for (const at::Tensor& output : outputs) check_tensor(output, "alltoall");
   check_parts(inputs, getSize(), outputs[0], "alltoall");
+  check_whole("alltoall");
   if (sandboxed()) {
     for (size_t i = 0; i < outputs.size(); i++)
       if (outputs[i].numel() == inputs[i].numel()) place(outputs[i], inputs[i]);

@@ -42,8 +42,9 @@ class Endpoint {
   // Control: from any thread, without Python's lock.
   int port() const { return port_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
-  void configure(int rank, uint32_t epoch, uint64_t term, const std::map<int, Address>& peers);
-  void prepare(uint32_t epoch, const std::map<int, Address>& changes);
+  void configure(int rank, uint32_t epoch, uint64_t term, const std::map<int, Address>& peers,
+                 const std::set<int>& absent = {});
+  void prepare(uint32_t epoch, const std::map<int, Address>& changes, const std::set<int>& absent = {});
   void dial(uint32_t epoch, const std::vector<int>& ranks, double timeout_s);
   bool wait_staged(uint32_t epoch, const std::vector<int>& ranks, double timeout_s);
   void cancel(uint32_t epoch);
@@ -59,6 +60,8 @@ class Endpoint {
   void add_group(Group& group);
   void remove_group(Group& group);
   void abort_group(Group& group);
+  std::vector<int> absent_of(Group& group);   // global ranks of the group that take no part in this epoch
+  int stand_in(Group& group, int group_rank);  // that rank, or the lowest one present if it is absent
   uint64_t launch(Group& group, Launch launch);
   void defer(std::function<void()> callback);  // run it on the thread that may wait for Python
 
@@ -87,6 +90,7 @@ class Endpoint {
   friend class Listener;
   struct Prepared {
     std::map<int, Address> changes;
+    std::set<int> absent;
     std::map<int, Link*> links;
   };
   // Holds the mutex; on the way out runs what became runnable, then finishes operations without it.
@@ -113,6 +117,8 @@ class Endpoint {
   bool size_agrees(Recv& recv, uint64_t total, int rank);
   std::string describe(const Operation& operation) const;
   Peer& peer(int rank);
+  void leave_out(Group& group) const;
+  void leave_out(const std::set<int>& absent);
 
   // Connections.
   Identity identity(int target) const;
@@ -151,6 +157,8 @@ class Endpoint {
   uint32_t epoch_ = 0;
   uint64_t term_ = 0;
   int64_t interrupted_through_ = -1;
+  std::set<int> absent_;
+  std::atomic<bool> some_absent_{false};  // so that nobody takes the mutex to hear that nobody is
   std::map<int, std::unique_ptr<Peer>> peers_;
   std::map<uint32_t, Prepared> prepared_;
   std::map<uint64_t, Group*> groups_;

@@ -21,6 +21,42 @@ void Endpoint::add_group(Group& group) {
   for (size_t i = 0; i < group.ranks.size(); i++)
     if (static_cast<int>(i) != group.rank) group.members[i] = &peer(group.ranks[i]);
   groups_[group.id] = &group;
+  leave_out(group);
+}
+
+void Endpoint::leave_out(Group& group) const {
+  group.present.clear();
+  for (int i = 0; i < group.size(); i++)
+    if (i == group.rank || !absent_.contains(group.ranks[static_cast<size_t>(i)])) group.present.push_back(i);
+  group.place = group.place_of(group.rank);
+}
+
+void Endpoint::leave_out(const std::set<int>& absent) {
+  absent_ = absent;
+  some_absent_ = !absent.empty();
+  for (auto& [id, group] : groups_) leave_out(*group);
+  for (int rank : absent) {
+    Peer& gone = peer(rank);
+    if (rank == rank_) continue;
+    gone.known = false;
+    if (gone.link) retire(*gone.link);
+    if (gone.greeting) stop_greeting(*gone.greeting);
+  }
+}
+
+std::vector<int> Endpoint::absent_of(Group& group) {
+  std::vector<int> found;
+  if (!some_absent_.load(std::memory_order_relaxed)) return found;
+  Session session(*this);
+  for (int rank : group.ranks)
+    if (absent_.contains(rank)) found.push_back(rank);
+  return found;
+}
+
+int Endpoint::stand_in(Group& group, int group_rank) {
+  if (!some_absent_.load(std::memory_order_relaxed)) return group_rank;
+  Session session(*this);
+  return group.present[static_cast<size_t>(group.place_of(group_rank))];
 }
 
 void Endpoint::remove_group(Group& group) {
@@ -36,7 +72,8 @@ void Endpoint::abort_group(Group& group) {
   for (auto& operation : group.active) fail(*operation, {Fault::kInterrupted, operation->name + ": its group was aborted", -1});
 }
 
-void Endpoint::configure(int rank, uint32_t epoch, uint64_t term, const std::map<int, Address>& peers) {
+void Endpoint::configure(int rank, uint32_t epoch, uint64_t term, const std::map<int, Address>& peers,
+                         const std::set<int>& absent) {
   Session session(*this);
   check_open();
   fail_all({Fault::kInterrupted, "the endpoint was configured anew", -1});
@@ -65,11 +102,12 @@ void Endpoint::configure(int rank, uint32_t epoch, uint64_t term, const std::map
     entry->leftover.clear();
     if (entry->link) entry->link->purge(epoch);
   }
+  leave_out(absent);
   for (auto& [id, group] : groups_) group->sequence = 0;
   changed_.notify_all();
 }
 
-void Endpoint::prepare(uint32_t epoch, const std::map<int, Address>& changes) {
+void Endpoint::prepare(uint32_t epoch, const std::map<int, Address>& changes, const std::set<int>& absent) {
   Session session(*this);
   check_open();
   if (epoch <= epoch_)
@@ -78,6 +116,7 @@ void Endpoint::prepare(uint32_t epoch, const std::map<int, Address>& changes) {
   auto it = prepared_.find(epoch);
   if (it == prepared_.end()) {
     prepared_[epoch].changes = changes;
+    prepared_[epoch].absent = absent;
     return;
   }
   std::vector<Link*> outdated;
@@ -87,6 +126,7 @@ void Endpoint::prepare(uint32_t epoch, const std::map<int, Address>& changes) {
   }
   for (Link* link : outdated) retire(*link);
   it->second.changes = changes;
+  it->second.absent = absent;
 }
 
 void Endpoint::drop_prepared(std::map<uint32_t, Prepared>::iterator it) {
@@ -200,6 +240,7 @@ void Endpoint::switch_to(uint32_t epoch) {
       open_link(changed);
     }
     it->second.links.clear();
+    leave_out(it->second.absent);
   }
   while (!prepared_.empty() && prepared_.begin()->first <= epoch) drop_prepared(prepared_.begin());
   for (auto& [id, group] : groups_) group->sequence = 0;

@@ -88,13 +88,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           [](Endpoint& e, bool value) { e.sandbox.store(value); })
       .def(
           "configure",
-          [](Endpoint& e, int rank, uint32_t epoch, uint64_t term, const delta::AddressTable& peers) {
-            e.configure(rank, epoch, term, delta::table(peers));
-          },
+          [](Endpoint& e, int rank, uint32_t epoch, uint64_t term, const delta::AddressTable& peers,
+             const std::set<int>& absent) { e.configure(rank, epoch, term, delta::table(peers), absent); },
           Release())
       .def(
           "prepare",
-          [](Endpoint& e, uint32_t epoch, const delta::AddressTable& changes) { e.prepare(epoch, delta::table(changes)); },
+          [](Endpoint& e, uint32_t epoch, const delta::AddressTable& changes, const std::set<int>& absent) {
+            e.prepare(epoch, delta::table(changes), absent);
+          },
           Release())
       .def("update", [](Endpoint& e, uint32_t epoch, const delta::AddressTable& peers) { e.update(epoch, delta::table(peers)); }, Release())
       .def("dial", &Endpoint::dial, Release())

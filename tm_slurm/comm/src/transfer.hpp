@@ -178,12 +178,21 @@ struct Group {
   int rank = 0;
   std::vector<int> ranks;
   std::vector<Peer*> members;  // by group rank; null for this process
+  std::vector<int> present;    // group ranks that take part in this epoch, in order: all, unless some are absent
+  int place = 0;               // of this process among them
   uint64_t sequence = 0;
   std::list<std::unique_ptr<Operation>> active;
   std::list<Recv*> posted;  // unmatched point-to-point receives, in order
   std::string name;
 
   int size() const { return static_cast<int>(ranks.size()); }
+  int count() const { return static_cast<int>(present.size()); }
+  // Where a rank is among those present; the lowest of them stands in for one that is not.
+  int place_of(int group_rank) const {
+    for (int k = 0; k < count(); k++)
+      if (present[static_cast<size_t>(k)] == group_rank) return k;
+    return 0;
+  }
 };
 
 }  // namespace delta
