@@ -110,6 +110,8 @@ class Agent:
             on_no_standby=tuple(self._config.policy.on_no_standby),
             refill_wait_s=self._config.policy.refill_wait_s,
             failures_per_step=self._config.policy.max_failures_per_step,
+            window_lead_s=self._config.policy.window_lead_s,
+            stop_lead_s=float(self._config.job.signal_delay_s),
         )
 
     async def run(self) -> int:

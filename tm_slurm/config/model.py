@@ -49,7 +49,8 @@ class JobConfig:
     ] = None
     signal_delay_s: Annotated[
         int,
-        "seconds before the time limit at which Slurm warns the job (SIGUSR2)",
+        "seconds before the time limit at which Slurm warns the job (SIGUSR2), and before a reservation of "
+        "all its nodes; where a checkpoint takes more than a third of that, the job stops earlier by itself",
     ] = 120
     max_requeues: Annotated[int, "how often the job goes back into the queue at its time limit"] = 3
     constraint: Annotated[str | None, "node features, as for `sbatch --constraint`"] = None
@@ -209,14 +210,18 @@ class PolicyConfig:
         "a step is called stuck when it takes so many times as long as this job's long steps do (those that "
         "have come twice)",
     ] = 10.0
+    window_lead_s: Annotated[
+        float | None,
+        "how long before a reservation of its nodes for something else the job leaves them; without it 600, "
+        "or three times what the longest preparation of a move has taken, if that is more",
+    ] = None
     release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
 
     def __post_init__(self) -> None:
         for key in fields(self):
-            if key.name.endswith("_s") and getattr(self, key.name) <= 0:
-                raise ImpossibleValue(
-                    key.name, f"expected more than 0 seconds, found {getattr(self, key.name):g}"
-                )
+            value = getattr(self, key.name)
+            if key.name.endswith("_s") and value is not None and value <= 0:
+                raise ImpossibleValue(key.name, f"expected more than 0 seconds, found {value:g}")
         _at_least(self, {"shadow_steps": 0, "max_failures_per_step": 1, "checkpoints_kept": 1})
         _at_least(self, {"snapshot_memory": 1})
         for name in ("snapshot_every_steps", "checkpoint_every_steps"):

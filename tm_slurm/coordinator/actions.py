@@ -51,6 +51,8 @@ class End:
     state: str
     exit_code: int
     reason: str
+    begins: float | None = None
+    """Unix seconds before which a job that goes back into the queue is not to start"""
 
 
 Action = Tell | Release | Comment | Note | Resign | End

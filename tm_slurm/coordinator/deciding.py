@@ -31,9 +31,10 @@ class Deciding:
 
     def _end(self, verdict: str, exit_code: int, reason: str) -> None:
         self.state.ended = True
-        self.state.verdict = {"state": verdict, "exit_code": exit_code, "reason": reason}
+        begins = self.state.begins if verdict == "requeue" else None
+        self.state.verdict = {"state": verdict, "exit_code": exit_code, "reason": reason, "begins": begins}
         self._note("ended", state=verdict, reason=reason)
-        self.actions.append(End(verdict, exit_code, reason))
+        self.actions.append(End(verdict, exit_code, reason, begins))
 
     def _move_of(self, given: Input) -> Move | None:
         """The move in flight, if the input speaks of it."""

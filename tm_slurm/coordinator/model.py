@@ -47,6 +47,24 @@ class Notice:
     source: str
     gives_back: bool
     said_waiting: bool = False
+    window: str = ""
+    """id of the window that it is for, if nothing else speaks against the node"""
+    deadline: float | None = None
+    """when that opens"""
+
+
+@dataclass
+class ComingWindow:
+    """A time in which Slurm keeps nodes for something else. `opens_at` and `closes_at` are the job's time,
+    `opens` and `closes` the wall clock's (Unix seconds), as Slurm has them."""
+
+    id: str
+    name: str
+    nodes: tuple[str, ...]
+    opens_at: float
+    closes_at: float
+    opens: float
+    closes: float
 
 
 @dataclass
@@ -242,6 +260,8 @@ class Plan:
     on_no_standby: tuple[str, ...] = ("fail",)
     refill_wait_s: float = 60.0
     failures_per_step: int = 2
+    window_lead_s: float | None = None
+    stop_lead_s: float = 120.0
 
     @property
     def world_size(self) -> int:
@@ -304,6 +324,20 @@ class JobState:
     ranks, how, log and last words"""
     stopping: str = ""
     """why the job goes back into the queue as soon as its checkpoint is written"""
+    stopping_for: str = ""
+    """id of the window that it stops for, if it does for one"""
+    begins: float | None = None
+    """Unix seconds: it is not to start again before"""
+    outlook: dict[str, Any] = field(default_factory=dict)
+    """what Slurm had in store when it was last asked, as it was told"""
+    windows: list[ComingWindow] = field(default_factory=list)
+    """over nodes of this job, the first first"""
+    stop_at: float | None = None
+    """when it begins to stop because its time is nearly over, if before Slurm's warning"""
+    prepared_s: float = 0.0
+    """seconds that the longest preparation of a move has taken so far"""
+    checkpoint_s: float = 0.0
+    """seconds that the longest writing of a rank's part of a checkpoint has taken so far"""
 
     @classmethod
     def initial(cls, plan: Plan) -> JobState:

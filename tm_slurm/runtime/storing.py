@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -63,6 +64,7 @@ class Storing:
         self._outstanding: int | None = None
         self._checkpoint_outstanding = False
         self._checkpoint_asked = False
+        self._checkpoint_begun_at = 0.0
         self._memory: PeerMemory | None = None
         self._told: dict[int, tuple[int, int, str]] = {}
         self._checkpoints: checkpoint.Checkpoints | None = None
@@ -214,6 +216,7 @@ class Storing:
                 self._outstanding = None
 
     def _take_checkpoint(self, state: State, step: int, rank: int, epoch: int) -> None:
+        self._checkpoint_begun_at = time.monotonic()
         if self._checkpoints is None:
             self._checkpoints = checkpoint.Checkpoints(
                 self._directory, written=self._written, failed=self._not_written
@@ -227,7 +230,9 @@ class Storing:
     def _written(self, step: int) -> None:
         rank, epoch = self._written_as.pop(step)
         self._link.beat()
-        self._link.send({"kind": "checkpoint_written", "rank": rank, "step": step, "epoch": epoch})
+        seconds = time.monotonic() - self._checkpoint_begun_at
+        told = {"kind": "checkpoint_written", "rank": rank, "step": step, "epoch": epoch}
+        self._link.send({**told, "seconds": seconds})
 
     def _not_written(self, step: int, why: str) -> None:
         """A checkpoint that cannot be written does not end training."""
