@@ -1,5 +1,5 @@
-"""Reservations, FAIL and reboots, against real daemons: the job is out of the way before they come, and the end
-has the same bits."""
+"""Reservations, FAIL and reboots, against real daemons: the job is out of the way before they come, and the
+end has the same bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cluster_names import own_name
 from training_jobs import TrainingJob, gates_of_a_move, until
 
 from tm_slurm.localcluster import LocalCluster
+from tm_slurm.slurm.scontrol_text import parse_jobs
 
 pytestmark = pytest.mark.slurm
 Digests = Callable[..., list[str]]
@@ -32,6 +33,14 @@ def reserve(
 
 def delete(cluster: LocalCluster, name: str = "window") -> None:
     cluster.run(["scontrol", "delete", f"reservationname={name}"], timeout_s=20.0)
+
+
+def begins_at(job: TrainingJob) -> float:
+    """When a job in the queue is to start, in Unix seconds."""
+    show = ["scontrol", "-o", "show", "job", str(job.job_id)]
+    (info,) = parse_jobs(job.cluster.run(show, env={"SLURM_TIME_FORMAT": "%s"}, timeout_s=20.0).stdout)
+    assert info.start_time is not None
+    return info.start_time
 
 
 def is_free(cluster: LocalCluster, node: str) -> bool:
@@ -85,28 +94,24 @@ def test_the_whole_job_in_a_window_goes_back_into_the_queue_until_it_has_closed(
         cluster, tmp_path, gates=[20], signal_delay_s=STOP_LEAD_S, policy=policy, time_limit=600
     )
     job.warm(2)
-    opens = reserve(cluster, ",".join(cluster.node_names), STOP_LEAD_S + 4, "maint", "ignore_jobs")
-    job.note("window", window=f"window/window/{_starts(cluster)}")
+    reserve(cluster, ",".join(cluster.node_names), 3600.0, "maint", "ignore_jobs")
+    job.note("window")
     assert not job.files.notes("event_maintenance"), "there is time until the checkpoint has to be begun"
+    cluster.run(["scontrol", "update", "reservationname=window", f"starttime=now+{STOP_LEAD_S}seconds"])
+    opens = time.time() + STOP_LEAD_S
     job.note("event_maintenance")
     job.open_gate(20)  # the boundary at which the checkpoint is taken
     job.note("ended", state="requeue")
     assert not job.files.notes("moved")
     job.until("all nodes are free", lambda: all(is_free(cluster, n) for n in cluster.node_names))
     job.until("the job waits", lambda: job.info().state == "PENDING")
-    begins = job.info().start_time
-    assert begins is not None and begins >= opens + 3600 - 5
+    assert begins_at(job) >= opens + 3600 - 5
     checkpoint = int(job.files.notes("checkpoint")[-1]["step"])
     assert 0 < checkpoint <= 60
     delete(cluster)  # the work was done early
     job.runs_again()
     assert job.finish() == undisturbed()
     assert job.note("checkpoint_found")["step"] == checkpoint
-
-
-def _starts(cluster: LocalCluster) -> int:
-    shown = cluster.run(["env", "SLURM_TIME_FORMAT=%s", "scontrol", "-o", "show", "reservations"]).stdout
-    return int(next(word for word in shown.split() if word.startswith("StartTime=")).partition("=")[2])
 
 
 def test_a_node_in_fail_is_left_like_a_drained_one(

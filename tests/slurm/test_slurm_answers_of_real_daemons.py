@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,29 @@ def test_a_job_is_requeued_and_cancelled(cluster: LocalCluster, tmp_path: Path) 
     assert ask(cluster, "cancel", job_id) is None
     until(lambda: ask(cluster, "job", job_id)["state"] == "CANCELLED")
     assert ask(cluster, "cancel", job_id) is None, "a job that is over already is no error"
+
+
+def test_a_requeued_job_begins_when_it_is_told_to(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Told while its processes are still being ended: Slurm's own delay after that does not undo it."""
+    job_id = start(cluster, tmp_path)
+    begins = time.time() + 7200.0
+    assert ask(cluster, "begin_not_before", job_id, begins)["raised"] == "SlurmRefused"
+    assert ask(cluster, "requeue", job_id) is None
+    assert ask(cluster, "begin_not_before", job_id, begins) is None
+    until(lambda: ask(cluster, "job", job_id)["state"] == "PENDING")
+    assert abs(ask(cluster, "job", job_id)["start_time"] - begins) < 5.0
+
+
+def test_reservations_say_when_and_over_which_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert ask(cluster, "reservations") == {}
+    words = ["scontrol", "create", "reservation", "reservationname=fans", "users=root", "nodes=n[2-4]"]
+    cluster.run([*words, "flags=maint", "starttime=now", "duration=60"])
+    found = ask(cluster, "reservations")["fans"]
+    assert found["nodes"] == ["n2", "n3", "n4"] and found["end_time"] - found["start_time"] == 3600.0
+    assert abs(found["start_time"] - time.time()) < 30.0 and found["cpus"] == 12
+    job_id = start(cluster, tmp_path, "--reservation=fans")
+    assert ask(cluster, "job", job_id)["reservations"] == ["fans"]
+    assert ask(cluster, "cancel", job_id) is None
 
 
 def test_what_does_not_exist_is_refused_in_slurms_words(cluster: LocalCluster) -> None:
