@@ -12,6 +12,7 @@ import pytest
 from waiting import until
 
 from tm_slurm.localcluster import LocalCluster
+from tm_slurm.slurm.scontrol_text import parse_reservations
 
 pytestmark = pytest.mark.slurm
 
@@ -103,6 +104,26 @@ def test_reservations_say_when_and_over_which_nodes(cluster: LocalCluster, tmp_p
     job_id = start(cluster, tmp_path, "--reservation=fans")
     assert ask(cluster, "job", job_id)["reservations"] == ["fans"]
     assert ask(cluster, "cancel", job_id) is None
+
+
+def test_an_ordinary_user_reads_reservations_and_puts_off_a_job_of_their_own(
+    cluster: LocalCluster, shared_dir: Path
+) -> None:
+    def as_user(*words: str) -> str:
+        return cluster.run(words, user="nobody", cwd=shared_dir, timeout_s=20.0).stdout
+
+    words = ["scontrol", "create", "reservation", "reservationname=fans", "users=root", "nodes=n6"]
+    cluster.run([*words, "flags=maint", "starttime=now+600", "duration=60"])
+    assert parse_reservations(
+        as_user("env", "SLURM_TIME_FORMAT=%s", "scontrol", "-o", "show", "reservations")
+    )
+    options = ["--parsable", "--requeue", "--output=/dev/null", "--wrap=exec sleep 600"]
+    job_id = as_user("sbatch", *options).strip()
+    until(lambda: ask(cluster, "job", int(job_id))["state"] == "RUNNING")
+    as_user("scontrol", "requeue", job_id)
+    as_user("scontrol", "update", f"JobId={job_id}", "StartTime=now+7200seconds")
+    until(lambda: ask(cluster, "job", int(job_id))["state"] == "PENDING")
+    assert ask(cluster, "job", int(job_id))["start_time"] > time.time() + 7000.0
 
 
 def test_what_does_not_exist_is_refused_in_slurms_words(cluster: LocalCluster) -> None:
