@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tm_slurm.coordinator.lookout import LOOK_EVERY, Lookout
+from tm_slurm.coordinator.lookout import Lookout
 from tm_slurm.coordinator.model import JobState, Plan
 from tm_slurm.slurm import (
     JobInfo,
@@ -21,6 +21,10 @@ from tm_slurm.slurm import (
 )
 
 
+class Enough(Exception):
+    """The test has seen what it wanted to."""
+
+
 class Answers:
     """A Slurm that says what the test has it say, or fails at one of the questions."""
 
@@ -30,9 +34,12 @@ class Answers:
         self.listed: list[ReservationInfo] = []
         self.failing: dict[str, Exception] = {}
         self.asked: list[str] = []
+        self.enough = 1_000_000
 
     def _ask(self, what: str) -> None:
         self.asked.append(what)
+        if self.asked.count("job") >= self.enough:
+            raise Enough
         if what in self.failing:
             raise self.failing[what]
 
@@ -71,7 +78,9 @@ class Watch:
         self.state = JobState.initial(Plan(["n1", "n2"], "n1", 1, 1))
         self.told: list[dict[str, Any]] = []
         slurm: Any = self.slurm
-        self.lookout = Lookout(slurm=slurm, job_id=7, state=self.state, feed=self._take)
+        self.lookout = Lookout(
+            slurm=slurm, job_id=7, state=self.state, feed=self._take, poll_interval_s=0.001
+        )
 
     def _take(self, given: dict[str, Any]) -> None:
         self.told.append(given)
@@ -79,14 +88,9 @@ class Watch:
             self.state.outlook = {key: given[key] for key in ("windows", "starts", "ends")}
 
     def look(self) -> list[dict[str, Any]]:
-        """What is new after as many polls as one look takes."""
+        """What is new at one more look."""
         self.told = []
-
-        async def polls() -> None:
-            for _ in range(LOOK_EVERY):
-                await self.lookout.look()
-
-        asyncio.run(polls())
+        asyncio.run(self.lookout.look())
         return self.told
 
     def windows(self) -> list[str]:
@@ -120,11 +124,19 @@ def test_a_question_without_an_answer_changes_nothing(what: str, error: Exceptio
     assert watch.look() == []
 
 
-def test_as_long_as_the_jobs_own_reservation_is_not_known_it_is_asked_for_with_each_poll() -> None:
+def test_it_looks_again_and_again_whatever_the_answer() -> None:
     watch = Watch()
     watch.slurm.failing["job"] = SlurmUnavailable("no answer")
-    watch.look()
-    assert watch.slurm.asked == ["job"] * LOOK_EVERY and watch.lookout.at_home is None
+    watch.slurm.enough = 3
+
+    with pytest.raises(Enough):
+        asyncio.run(asyncio.wait_for(watch.lookout.look_for_ever(), 10.0))
+    assert watch.told == [] and watch.lookout.at_home is None
+    del watch.slurm.failing["job"]
+    watch.slurm.enough = 6
+    with pytest.raises(Enough):
+        asyncio.run(asyncio.wait_for(watch.lookout.look_for_ever(), 10.0))
+    assert [given["kind"] for given in watch.told] == ["outlook"] and watch.lookout.at_home == frozenset()
 
 
 def test_the_reservation_that_the_job_runs_in_is_its_home() -> None:

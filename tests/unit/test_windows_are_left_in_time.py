@@ -122,11 +122,17 @@ def test_maintenance_of_the_jobs_own_reservation_is_no_reason_to_leave() -> None
 class Windows(World):
     """A job whose time runs on by `wait`, and that Slurm tells what it has in store."""
 
-    def __init__(self, *, lead_s: float | None = 100.0, policies: tuple[str, ...] = ("fail",)) -> None:
+    def __init__(
+        self,
+        *,
+        lead_s: float | None = 100.0,
+        policies: tuple[str, ...] = ("fail",),
+        without: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.plan.window_lead_s, self.plan.stop_lead_s = lead_s, 20.0
         self.plan.on_no_standby = policies
-        self.start()
+        self.start(without=without)
 
     def foresee(
         self, *windows: tuple[str, str, float], starts: float = 0.0, ends: float | None = None
@@ -298,6 +304,30 @@ def test_a_window_that_is_deleted_while_the_job_stops_lets_it_go_on() -> None:
     assert world.wait(0.0), "and the next one counts again"
 
 
+def test_a_short_lead_does_not_take_the_time_for_the_last_checkpoint() -> None:
+    world = Windows(lead_s=5.0)
+    world.foresee(("w", ALL, 40.0))
+    assert world.wait(15.0) == []
+    assert world.wait(10.0)[0]["kind"] == "stop_due"
+
+
+def test_the_time_limit_holds_when_the_window_that_the_job_stops_for_is_deleted() -> None:
+    world = Windows()
+    world.foresee(("w", ALL, 15.0))
+    world.wait(0.0)
+    world.give({"kind": "time_limit", "node": "n2", "reason": "SIGUSR2"})
+    world.foresee()
+    checkpoint_written(world)
+    (end,) = world.ends()
+    assert end.state == "requeue" and end.begins is None
+
+
+def test_a_standby_that_never_came_could_not_go_on() -> None:
+    world = Windows(without=("n6",))
+    world.foresee(("w", "n1 n2 n3 n4 n5", 15.0))
+    assert world.wait(0.0)[0]["whole"]
+
+
 def test_a_job_that_has_not_started_is_requeued_before_its_window() -> None:
     world = World()
     world.plan.window_lead_s = 100.0
@@ -337,8 +367,8 @@ def test_the_time_limit_leaves_time_for_a_checkpoint_as_long_as_the_last(
 ) -> None:
     """Before Slurm's own warning only where that comes too late, and never in the first half of the time."""
     world = Windows()
-    world.state.checkpoint_s = checkpoint_s
     world.foresee(ends=length)
+    world.state.checkpoint_s = checkpoint_s  # learned while the outlook has not changed
     if stop_s_before is None:
         assert world.wait(length - world.clock - 1.0) == []
         return

@@ -11,14 +11,12 @@ def comment_of(state: JobState) -> str:
     """What an administrator or a user should know now. JOBID stands for the job's id."""
     parts = []
     if state.stopping:
-        after = (
-            f", and begins again after reservation {_window_name(state.stopping_for)}" if state.begins else ""
-        )
+        after = f", and begins again after {_utc(state.begins)}" if state.begins is not None else ""
         parts.append(f"stopping ({state.stopping}): goes back into the queue with a checkpoint{after}")
     coming = [w for w in state.windows if any(_is_there(state.nodes[name]) for name in w.nodes)]
     for window in () if state.stopping else coming[:1]:
         names = ",".join(name for name in window.nodes if _is_there(state.nodes[name]))
-        opens = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(window.opens))
+        opens = _utc(window.opens)
         parts.append(f"{names} will be left before reservation {window.name} begins at {opens}")
     waiting = [n.name for n in state.nodes.values() if n.notice is not None and n.standing == "active"]
     if waiting and state.move is None and not state.finishing:
@@ -47,6 +45,5 @@ def _notice_is_for_a_window(node: Node) -> bool:
     return node.notice is not None and bool(node.notice.window)
 
 
-def _window_name(identity: str) -> str:
-    """Of `window/NAME/START`."""
-    return identity.split("/")[1]
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))

@@ -179,6 +179,8 @@ class Decisions(Membership):
     def _stop_soon(self, event: Input) -> None:
         """The job's time is over: a checkpoint at the next step boundary, then back into the queue."""
         state = self.state
+        if state.stopping_for and "window" not in event:
+            state.stopping_for = ""  # now it stops whatever becomes of the window
         if state.finishing or state.stopping:
             return
         state.stopping = f"{event['kind']}: {event.get('reason', '')}"
@@ -250,7 +252,8 @@ class Decisions(Membership):
         state = self.state
         known = {window.id for window in state.windows}
         state.outlook = {key: given[key] for key in ("windows", "starts", "ends")}
-        state.windows, state.stop_at = windows.coming(state, given), windows.must_stop_at(state, given)
+        state.windows = windows.coming(state, given)
+        state.ends_at, state.lasts_s = windows.end_of_time(given)
         for window in state.windows:
             if window.id not in known:
                 fields = {"window": window.id, "nodes": list(window.nodes)}
@@ -259,6 +262,8 @@ class Decisions(Membership):
         if state.stopping_for and state.stopping_for not in {window.id for window in imminent}:
             self._note("stop_cancelled", window=state.stopping_for)
             state.stopping, state.stopping_for, state.begins = "", "", None
+        if not imminent:
+            state.begins = None
         for node in state.nodes.values():
             if node.notice is None or not node.notice.window:
                 continue
@@ -289,7 +294,7 @@ class Decisions(Membership):
             self.state.stopping_for = window.id
             if given["whole"]:
                 self.state.begins = max(w.closes for w in windows.imminent(self.state, self.now))
-        self._stop_soon({"kind": given["why"], "reason": reason})
+        self._stop_soon({"kind": given["why"], "reason": reason, "window": given["window"]})
 
     # ---- leaving ----
 

@@ -21,30 +21,39 @@ from tm_slurm.slurm import JobInfo, ReservationInfo, Slurm, SlurmRefused, SlurmU
 log = logging.getLogger("tm_slurm.leader")
 
 LOOK_EVERY = 4
-"""Polls of the nodes' states for one look ahead: what comes in minutes needs no second's answer."""
+"""Poll intervals from one look ahead to the next: what comes in minutes needs no answer within a second."""
 
 
 class Lookout:
     """`feed` takes an input of the decisions; `state` is theirs, and is only read here."""
 
     def __init__(
-        self, *, slurm: Slurm, job_id: int, state: JobState, feed: Callable[[dict[str, Any]], object]
+        self,
+        *,
+        slurm: Slurm,
+        job_id: int,
+        state: JobState,
+        feed: Callable[[dict[str, Any]], object],
+        poll_interval_s: float,
     ) -> None:
         self._slurm = slurm
         self._job_id = job_id
         self._state = state
         self._feed = feed
-        self._turn = 0
+        self._poll_interval_s = poll_interval_s
         self._preempted_at: float | None = None
         self.at_home: frozenset[str] | None = None
         """nodes of reservations that the job itself runs in: their maintenance is no news to it. None as long
         as it is not known."""
 
+    async def look_for_ever(self) -> None:
+        """Look now and then; with each poll as long as no look has got an answer."""
+        while True:
+            await asyncio.sleep(self._poll_interval_s * (LOOK_EVERY if self.at_home is not None else 1))
+            await self.look()
+
     async def look(self) -> None:
-        """To be called with each poll; asks with some of them. The first one is asked."""
-        self._turn += 1
-        if (self._turn - 1) % LOOK_EVERY and self.at_home is not None:
-            return
+        """Ask, and tell what is new."""
         try:
             job = await asyncio.to_thread(self._slurm.job, self._job_id)
             reservations = await asyncio.to_thread(self._slurm.reservations)

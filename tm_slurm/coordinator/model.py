@@ -332,8 +332,10 @@ class JobState:
     """what Slurm had in store when it was last asked, as it was told"""
     windows: list[ComingWindow] = field(default_factory=list)
     """over nodes of this job, the first first"""
-    stop_at: float | None = None
-    """when it begins to stop because its time is nearly over, if before Slurm's warning"""
+    ends_at: float | None = None
+    """when the job's time is over"""
+    lasts_s: float = 0.0
+    """seconds from its start to then"""
     prepared_s: float = 0.0
     """seconds that the longest preparation of a move has taken so far"""
     checkpoint_s: float = 0.0

@@ -20,9 +20,11 @@ from tm_slurm.slurm import NodeState, ResizeBlocked, Slurm, SlurmRefused, SlurmU
 log = logging.getLogger("tm_slurm.leader")
 
 COMMENT_INTERVAL_S = 1.0
-AWAIT_DRAINED_LIMIT_S = 60.0
 AWAIT_DRAINED_INTERVAL_S = 0.2
 """Between polls while a node that was given back is not DRAINED yet."""
+
+AWAIT_DRAINED_LIMIT_S = 60.0
+"""So long polls are that close; later only as close as ever."""
 
 ASK_AGAIN_S = 1.0
 """Between attempts to give a node back while Slurm does not answer."""
@@ -58,15 +60,18 @@ class SlurmSide:
         episodes = Episodes()
         episodes.restore(seen)
         self._watch = NodeWatch(episodes)
-        self._lookout = Lookout(slurm=slurm, job_id=job_id, state=state, feed=feed)
+        self._lookout = Lookout(
+            slurm=slurm, job_id=job_id, state=state, feed=feed, poll_interval_s=poll_interval_s
+        )
         self._to_release: asyncio.Queue[str] = asyncio.Queue()
         self._comment: str | None = None
         self._awaited_since: dict[str, float] = {}
+        self._look_ahead = asyncio.Event()
 
     def start(self) -> list[asyncio.Task[None]]:
         """The tasks that do it all, until they are cancelled."""
-        works = (self._poll_for_ever(), self._comment_for_ever(), self._release_for_ever())
-        return [asyncio.create_task(work) for work in works]
+        works = (self._poll_for_ever(), self._look_ahead_for_ever(), self._comment_for_ever())
+        return [asyncio.create_task(work) for work in (*works, self._release_for_ever())]
 
     def release(self, node: str) -> None:
         """Give a node back as soon as may be."""
@@ -119,8 +124,9 @@ class SlurmSide:
 
     async def _poll_for_ever(self) -> None:
         names = list(self._state.nodes)
+        await self._lookout.look()  # first of all, what the job's own reservation is
+        self._look_ahead.set()
         while True:
-            await self._lookout.look()
             try:
                 nodes = await asyncio.to_thread(self._slurm.nodes, names)
             except (SlurmUnavailable, SlurmRefused) as error:
@@ -137,6 +143,11 @@ class SlurmSide:
                     self._feed({"kind": "node_drained", "node": name, "state": str(nodes[name].state)})
             await asyncio.sleep(self._pause_s(self._awaited(), time.monotonic()))
 
+    async def _look_ahead_for_ever(self) -> None:
+        """Beside the polls, which are not to wait for it."""
+        await self._look_ahead.wait()
+        await self._lookout.look_for_ever()
+
     def _awaited(self) -> list[str]:
         """Nodes that were given back, and that Slurm does not call DRAINED, or free, yet."""
         nodes = self._state.nodes.values()
@@ -146,7 +157,8 @@ class SlurmSide:
         """Whether the administrator has a node that was given back. Only what is drained is called so; a node
         that was left for a reservation, a reboot or FAIL is free."""
         notice = self._state.nodes[name].notice
-        return state.is_drained if notice is None or notice.kind == "drain" else state.is_free
+        drained = notice is None or notice.kind in ("drain", "down")
+        return state.is_drained if drained else state.is_free
 
     def _pause_s(self, awaited: list[str], now: float) -> float:
         """Until the next poll: short while nodes are awaited, but not for ever (somebody has resumed one)."""

@@ -49,20 +49,31 @@ def coming(state: JobState, given: Input) -> list[ComingWindow]:
     ]
 
 
-def must_stop_at(state: JobState, given: Input) -> float | None:
+def end_of_time(given: Input) -> tuple[float | None, float]:
+    """When the job's time is over, in the job's time, and how many seconds that is from its start, by an
+    `outlook`; None when Slurm does not say."""
+    starts, ends = given.get("starts"), given.get("ends")
+    if starts is None or ends is None:
+        return None, 0.0
+    return float(ends) + float(given["at"]) - float(given["wall"]), float(ends) - float(starts)
+
+
+def stops_at(state: JobState) -> float | None:
     """When the job begins to stop because of its time limit, if it should before Slurm's warning (SIGUSR2).
 
     Half of its time at most goes into that: a job that stops as soon as it has started gets nowhere."""
-    starts, ends = given.get("starts"), given.get("ends")
-    if starts is None or ends is None or LEARNED_TIMES * state.checkpoint_s <= state.plan.stop_lead_s:
+    learned = LEARNED_TIMES * state.checkpoint_s
+    if state.ends_at is None or learned <= state.plan.stop_lead_s:
         return None
-    lead = min(stop_lead_s(state), (float(ends) - float(starts)) / 2)
-    return float(given["at"]) - float(given["wall"]) + float(ends) - lead
+    return state.ends_at - min(learned, state.lasts_s / 2)
 
 
 def imminent(state: JobState, now: float) -> list[ComingWindow]:
-    """Windows for which nodes are to be left by now."""
-    lead = lead_s(state)
+    """Windows for which nodes, or the whole job, may have to be out of the way by now."""
+    return _within(state, max(lead_s(state), stop_lead_s(state)), now)
+
+
+def _within(state: JobState, lead: float, now: float) -> list[ComingWindow]:
     return [window for window in state.windows if window.opens_at - lead <= now < window.closes_at]
 
 
@@ -85,21 +96,22 @@ def due(state: JobState, now: float) -> list[Input]:
     or stops anyway."""
     if state.finishing or state.ended or state.stopping:
         return []
-    if state.stop_at is not None and now >= state.stop_at:
+    stops = stops_at(state)
+    if stops is not None and now >= stops:
         return [{"kind": "stop_due", "why": "time_limit", "window": ""}]
     windows = imminent(state, now)
     if not windows:
         return []
     covered = {name for window in windows for name in window.nodes}
     members = [node for node in state.nodes.values() if node.standing not in ("released", "lost")]
-    outside = [node for node in members if node.name not in covered and _could_go_on(node)]
+    outside = [n for n in members if n.name not in covered and _could_go_on(n, started=state.started)]
     if not outside or _has_to_be_requeued(state, windows, now):
         first = windows[0]
         if now < first.opens_at - stop_lead_s(state):
             return []
         return [{"kind": "stop_due", "why": "maintenance", "window": first.id, "whole": not outside}]
     found: list[Input] = []
-    for window in windows:
+    for window in _within(state, lead_s(state), now):
         nodes = [node.name for node in members if node.name in window.nodes and _is_to_be_noticed(node)]
         nodes = [name for name in nodes if not any(name in earlier["nodes"] for earlier in found)]
         if nodes:
@@ -112,12 +124,13 @@ def reason_of(window: ComingWindow) -> str:
     return f"reservation {window.name}"
 
 
-def _could_go_on(node: Node) -> bool:
+def _could_go_on(node: Node, *, started: bool) -> bool:
     """Whether ranks could be there when the windows have opened."""
-    return node.standing != "leaving" and (node.notice is None or not node.notice.gives_back)
+    return (node.agent_up or not started) and node.standing != "leaving" and _is_to_be_noticed(node)
 
 
 def _is_to_be_noticed(node: Node) -> bool:
+    """Whether nothing speaks against the node yet."""
     return node.notice is None or not node.notice.gives_back
 
 
