@@ -57,6 +57,8 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
         "nodes": nodes,
         "ranks": ranks,
         "move": move,
+        "windows": state.outlook.get("windows", []),
+        "stopping": state.stopping,
         "moves_done": state.moves_done,
         "last_interruption": record.last_move,
     }
