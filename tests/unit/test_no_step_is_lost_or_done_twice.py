@@ -34,7 +34,7 @@ POLICIES = (
     ("wait", "double-up", "fail"),
     ("requeue",),
 )
-EVENTS = ("drain", "drain", "request", "resume", "resume", "time_limit")
+EVENTS = ("drain", "drain", "request", "reservation", "resume", "resume", "time_limit")
 FAULTS = (
     "a process dies",
     "a process dies",

@@ -322,6 +322,19 @@ def test_the_time_limit_holds_when_the_window_that_the_job_stops_for_is_deleted(
     assert end.state == "requeue" and end.begins is None
 
 
+def test_a_standby_on_its_way_back_from_a_cancelled_window_is_waited_for_at_the_start() -> None:
+    world = Windows(without=("n3",))
+    world.hold = {"retire"}
+    world.foresee(("w", "n1 n6", 90.0))
+    world.wait(0.0)
+    world.foresee()
+    world.give({"kind": "start_expired"})
+    assert not world.ends()
+    world.release_held()
+    world.give({"kind": "start_expired"})
+    assert world.state.started and world.seats()[1] in ("n1", "n6")
+
+
 def test_a_standby_that_never_came_could_not_go_on() -> None:
     world = Windows(without=("n6",))
     world.foresee(("w", "n1 n2 n3 n4 n5", 15.0))
