@@ -18,6 +18,8 @@ def plain(value: Any) -> Any:
         return {name: plain(part) for name, part in vars(value).items()}
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
     return list(value) if isinstance(value, tuple) else value
 
 

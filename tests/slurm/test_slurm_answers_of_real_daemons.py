@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from waiting import until
 
 from tm_slurm.localcluster import LocalCluster
+from tm_slurm.slurm.scontrol_text import parse_reservations
 
 pytestmark = pytest.mark.slurm
 
@@ -114,6 +116,49 @@ def start_array(cluster: LocalCluster, directory: Path) -> tuple[int, int, dict[
     (other,) = set(elements()) - {array}
     inside = {"SLURM_JOB_ID": str(array), "SLURM_ARRAY_JOB_ID": str(array)}
     return array, other, {**inside, "SLURM_ARRAY_TASK_ID": elements()[array]}
+
+
+def test_a_requeued_job_begins_when_it_is_told_to(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Told while its processes are still being ended: Slurm's own delay after that does not undo it."""
+    job_id = start(cluster, tmp_path)
+    begins = time.time() + 7200.0
+    assert ask(cluster, "begin_not_before", job_id, begins)["raised"] == "SlurmRefused"
+    assert ask(cluster, "requeue", job_id) is None
+    assert ask(cluster, "begin_not_before", job_id, begins) is None
+    until(lambda: ask(cluster, "job", job_id)["state"] == "PENDING")
+    assert abs(ask(cluster, "job", job_id)["start_time"] - begins) < 5.0
+
+
+def test_reservations_say_when_and_over_which_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert ask(cluster, "reservations") == {}
+    words = ["scontrol", "create", "reservation", "reservationname=fans", "users=root", "nodes=n[2-4]"]
+    cluster.run([*words, "flags=maint", "starttime=now", "duration=60"])
+    found = ask(cluster, "reservations")["fans"]
+    assert found["nodes"] == ["n2", "n3", "n4"] and found["end_time"] - found["start_time"] == 3600.0
+    assert abs(found["start_time"] - time.time()) < 30.0 and found["cpus"] == 12
+    job_id = start(cluster, tmp_path, "--reservation=fans")
+    assert ask(cluster, "job", job_id)["reservations"] == ["fans"]
+    assert ask(cluster, "cancel", job_id) is None
+
+
+def test_an_ordinary_user_reads_reservations_and_puts_off_a_job_of_their_own(
+    cluster: LocalCluster, shared_dir: Path
+) -> None:
+    def as_user(*words: str) -> str:
+        return cluster.run(words, user="nobody", cwd=shared_dir, timeout_s=20.0).stdout
+
+    words = ["scontrol", "create", "reservation", "reservationname=fans", "users=root", "nodes=n6"]
+    cluster.run([*words, "flags=maint", "starttime=now+600", "duration=60"])
+    assert parse_reservations(
+        as_user("env", "SLURM_TIME_FORMAT=%s", "scontrol", "-o", "show", "reservations")
+    )
+    options = ["--parsable", "--requeue", "--output=/dev/null", "--wrap=exec sleep 600"]
+    job_id = as_user("sbatch", *options).strip()
+    until(lambda: ask(cluster, "job", int(job_id))["state"] == "RUNNING")
+    as_user("scontrol", "requeue", job_id)
+    as_user("scontrol", "update", f"JobId={job_id}", "StartTime=now+7200seconds")
+    until(lambda: ask(cluster, "job", int(job_id))["state"] == "PENDING")
+    assert ask(cluster, "job", int(job_id))["start_time"] > time.time() + 7000.0
 
 
 def test_what_does_not_exist_is_refused_in_slurms_words(cluster: LocalCluster) -> None:

@@ -546,12 +546,25 @@ class SimulatedJob:
 
     def event(self, kind: str, choice: int) -> None:
         """Slurm says something of a node, or of the job."""
+        if kind == "reservation":
+            self._reserve(choice)
+            return
         name = self.plan.order[choice % len(self.plan.order)]
         if self.state.nodes[name].standing in ("released", "lost") and kind == "resume":
             return
         self.log.append(f"EVENT {kind} {name}")
         event = {"id": f"{kind}:{len(self.journal)}", "kind": kind, "node": name, "source": "poll"}
         self.feed({"kind": "events", "events": [event]})
+
+    def _reserve(self, choice: int) -> None:
+        """A reservation of any nodes, now or soon, takes the place of those before; or of none."""
+        order = self.plan.order
+        names = [name for place, name in enumerate(order) if choice >> place & 1]
+        opens = self.clock + (0.0, 30.0, 650.0)[choice % 3]
+        listed = [{"name": "r", "nodes": names, "opens": opens, "closes": opens + 300.0}] if names else []
+        self.log.append(f"EVENT reservation {names} in {opens - self.clock:g} s")
+        outlook = {"wall": self.clock, "windows": listed, "starts": None, "ends": None}
+        self.feed({"kind": "outlook", **outlook})
 
     def lose(self, choice: int) -> bool:
         """The leader gives up a node that it does not hear."""

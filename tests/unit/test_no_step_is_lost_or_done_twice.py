@@ -38,7 +38,7 @@ POLICIES = (
     ("wait", "shrink", "fail"),
     ("requeue",),
 )
-EVENTS = ("drain", "drain", "request", "resume", "resume", "time_limit")
+EVENTS = ("drain", "drain", "request", "reservation", "resume", "resume", "time_limit")
 FAULTS = (
     "a process dies",
     "a process dies",

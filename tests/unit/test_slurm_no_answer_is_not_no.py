@@ -142,3 +142,25 @@ def test_a_comment_is_one_line(commands: Path, tmp_path: Path) -> None:
 def test_the_release_is_read(commands: Path) -> None:
     program(commands, "scontrol", "echo 'slurm-wlm 22.05.8'")
     assert CommandLine().version() == "22.05.8"
+
+
+def test_no_reservations_is_an_answer_and_nothing_is_none(commands: Path) -> None:
+    program(commands, "scontrol", "echo No reservations in the system")
+    assert CommandLine().reservations() == {}
+    program(commands, "scontrol", f"cat '{GOLDEN / 'scontrol_reservations.txt'}'")
+    assert "whole" in CommandLine().reservations()
+    for body in ("true", "echo all is well", "echo 'ReservationName=x Nodes=n1'", "exit 1"):
+        program(commands, "scontrol", body)
+        with pytest.raises((SlurmUnavailable, SlurmRefused)):
+            CommandLine().reservations()
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(90.0, "now+90seconds"), (-90.0, "now+0seconds")])
+def test_a_begin_time_is_counted_from_now(
+    commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float, words: str
+) -> None:
+    """A time of day would be read in scontrol's time zone."""
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    program(commands, "scontrol", f"printf '%s|' \"$@\" > '{tmp_path}/seen'")
+    CommandLine().begin_not_before(7, 1000.0 + ahead_s)
+    assert (tmp_path / "seen").read_text() == f"update|JobId=7|StartTime={words}|"

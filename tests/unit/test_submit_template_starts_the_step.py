@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,7 @@ def test_no_configuration_at_all(batch: Batch) -> None:
         ({"state": "failed", "exit_code": 3, "reason": "rank 2 died"}, 3, "tm_slurm: failed: rank 2 died"),
         (None, 1, "tm_slurm: no verdict"),
         ({"state": "completed", "exit_code": "0", "reason": ""}, 1, "expected an exit code from 0 to 255"),
+        ({"state": "requeue", "exit_code": 0, "begins": "soon"}, 1, "expected Unix seconds as begins"),
         ({"state": "fine", "exit_code": 0, "reason": ""}, 1, "expected completed, failed or requeue"),
     ],
 )
@@ -191,6 +193,30 @@ def test_a_verdict_to_requeue_asks_slurm_for_this_job_alone(batch: Batch) -> Non
     assert (
         done.returncode == 1 and "was not requeued: Requested operation is presently disabled" in done.stderr
     )
+
+
+def test_a_verdict_with_a_begin_time_tells_slurm_before_the_script_ends(batch: Batch) -> None:
+    """Slurm takes it only of a job in the queue, and by then it is ending this script: SIGTERM to all."""
+    batch.scontrol(
+        f"echo \"$@\" >> '{batch.root}/asked'\n"
+        '[ "$1" != requeue ] || kill -TERM $PPID $(ps -o ppid= -p $PPID)'
+    )
+    begins = time.time() + 5000.5
+    batch.srun(verdict={"state": "requeue", "exit_code": 3, "reason": "reservation", "begins": begins})
+    done = batch.run()
+    assert done.returncode == 3, "it ends by itself as soon as that is said"
+    requeue, begin = (batch.root / "asked").read_text().splitlines()
+    assert requeue == "requeue 7" and begin.startswith("update JobId=7 StartTime=now+")
+    assert 4900 < int(begin.partition("now+")[2].removesuffix("seconds")) <= 5001
+
+
+def test_a_begin_time_that_slurm_refuses_is_said_and_no_more(batch: Batch) -> None:
+    batch.scontrol(
+        '[ "$1" = requeue ] || { echo "Job is no longer pending execution" >&2; exit 1; }\nkill -TERM $PPID'
+    )
+    batch.srun(verdict={"state": "requeue", "exit_code": 3, "reason": "reservation", "begins": 2e9})
+    done = batch.run()
+    assert done.returncode == 3 and "no longer pending" in done.stderr
 
 
 def test_the_template_is_one_that_sbatch_and_bash_read() -> None:

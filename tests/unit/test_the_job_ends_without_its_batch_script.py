@@ -40,6 +40,11 @@ class FakeSlurm:
     def requeue(self, job_id: int) -> None:
         self.done.append("requeue")
 
+    def begin_not_before(self, job_id: int, at: float) -> None:
+        if self.failing:
+            raise self.failing.pop(0)
+        self.done.append(f"begin {at:g}")
+
 
 def is_gone(slurm: Any) -> bool:
     return asyncio.run(batch_script.is_gone(slurm, 7, "n1"))
@@ -88,6 +93,15 @@ def test_the_end_says_how_it_really_was() -> None:
 
 def test_a_job_that_goes_back_into_the_queue_is_put_there() -> None:
     assert end(FakeSlurm(), End("requeue", 1, "no standby"))[-1] == "requeue"
+
+
+def test_a_job_that_is_to_wait_for_a_window_is_told_when_it_is_in_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_script, "ASK_AGAIN_S", 0.01)
+    slurm = FakeSlurm()
+    slurm.failing = [SlurmUnavailable("no answer")]
+    assert end(slurm, End("requeue", 1, "maintenance", begins=5000.0))[1:] == ["requeue", "begin 5000"]
 
 
 def test_it_is_tried_until_slurm_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from loopback_job import Job
 
-from tm_slurm.coordinator.model import JobState, Plan
+from tm_slurm.coordinator.model import JobState, Notice, Plan
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.events import Event
-from tm_slurm.slurm import JobInfo, NodeInfo, NodeState
+from tm_slurm.slurm import JobInfo, NodeInfo, NodeState, ReservationInfo
 
 PLAN = Plan(["n1", "n2"], "n1", 1, 1)
 DRAINED = Event(id="drain/n2/5", kind="drain", node="n2", source="poll", reason="disk", at=5.0)
@@ -36,6 +36,9 @@ class FakeSlurm:
     def job(self, job_id: int) -> JobInfo:
         return JobInfo(job_id=job_id, name="x", user="u", state="RUNNING", nodes=("n1", "n2"))
 
+    def reservations(self) -> dict[str, ReservationInfo]:
+        return {}
+
     def shrink(self, job_id: int, keep: list[str]) -> None:
         self.shrunk.append(keep)
 
@@ -43,7 +46,14 @@ class FakeSlurm:
         raise AssertionError("nobody has asked for a comment")
 
 
-def run(slurm: FakeSlurm, *, seen: list[Event], leads: bool = True, release: bool = False) -> list[Any]:
+def run(
+    slurm: FakeSlurm,
+    *,
+    seen: list[Event],
+    leads: bool = True,
+    release: bool = False,
+    state: JobState | None = None,
+) -> list[Any]:
     """What the Slurm side of a leader feeds after its first poll, or its first release."""
 
     async def main() -> list[Any]:
@@ -52,7 +62,7 @@ def run(slurm: FakeSlurm, *, seen: list[Event], leads: bool = True, release: boo
             slurm=slurm,  # type: ignore[arg-type]
             job_id=7,
             leader_node="n1",
-            state=JobState.initial(PLAN),
+            state=state or JobState.initial(PLAN),
             feed=fed.append,
             leads=lambda: leads,
             seen=seen,
@@ -70,7 +80,7 @@ def run(slurm: FakeSlurm, *, seen: list[Event], leads: bool = True, release: boo
             await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
-        return fed
+        return [given for given in fed if given["kind"] != "outlook"]  # another test's concern
 
     return asyncio.run(main())
 
@@ -111,3 +121,28 @@ def test_every_leader_decides_on_the_plan_of_the_first(tmp_path: Path) -> None:
             assert second.state.seats == first.state.seats
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "has_it"),
+    [
+        ("drain", "IDLE+DRAIN", True),
+        ("drain", "MIXED+DRAIN", False),
+        ("drain", "IDLE", False),  # somebody has resumed it meanwhile
+        ("fail", "IDLE+FAIL", True),
+        ("fail", "IDLE+COMPLETING+FAIL", False),
+        ("reboot", "IDLE+DRAIN+REBOOT_ISSUED", True),
+        ("maintenance", "IDLE", True),
+        ("maintenance", "IDLE+MAINTENANCE+RESERVED", True),
+        ("maintenance", "MIXED+MAINTENANCE", False),
+        ("maintenance", "UNKNOWN", False),
+    ],
+)
+def test_the_administrator_has_a_node_when_nothing_of_the_job_is_on_it(
+    kind: str, state: str, has_it: bool
+) -> None:
+    job = JobState.initial(PLAN)
+    job.nodes["n2"].standing = "released"
+    job.nodes["n2"].notice = Notice("x", kind, "", 1.0, "poll", gives_back=True)
+    told = [given["kind"] for given in run(FakeSlurm(state), seen=[], state=job)]
+    assert ("node_drained" in told) is has_it

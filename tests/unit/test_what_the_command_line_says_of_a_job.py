@@ -187,6 +187,16 @@ def test_the_table_keeps_to_the_width_and_has_no_trailing_blanks(
     assert "\x1b" not in "".join(lines)
 
 
+def test_what_slurm_has_in_store_is_shown(job: Job) -> None:
+    window = {"name": "fans", "nodes": ["n1", "n2"], "opens": 1795986585.0, "closes": 1795987185.0}
+    job.write("status.json", status_of(windows=[window], stopping="maintenance: reservation fans"))
+    shown = job.run("status", "7").output
+    assert "reservation fans over n1,n2 from 2026-11-29 21:09:45 UTC\n" in shown
+    assert "back into the queue: maintenance: reservation fans\n" in shown
+    job.write("verdict.json", VERDICT)
+    assert "reservation" not in job.run("status", "7").output
+
+
 def test_the_nodes_of_an_ended_job_have_no_standing(job: Job) -> None:
     job.write("status.json", status_of())
     job.write("verdict.json", VERDICT)

@@ -113,6 +113,8 @@ class Agent:
             requeues_left=self._config.job.max_requeues - self._surroundings.attempt,
             finish_timeout_s=self._config.policy.finish_timeout_s,
             stop_timeout_s=self._config.policy.stop_timeout_s or self._config.job.stop_timeout_s,
+            window_lead_s=self._config.policy.window_lead_s,
+            stop_lead_s=float(self._config.job.signal_delay_s),
         )
 
     async def run(self) -> int:

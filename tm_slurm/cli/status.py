@@ -44,7 +44,7 @@ def status(job: str, as_json: bool) -> None:
     lines = [f"job {job_id if job_id is not None else job}  {about}"]
     if now is not None:
         is_at_work = phase not in ("ended", "gone", "pending")
-        lines += [*_head(now, is_at_work), *_nodes(now, is_at_work), *_tail(now)]
+        lines += [*_head(now, is_at_work), *_nodes(now, is_at_work), *_plans(now, is_at_work), *_tail(now)]
     failure = verdict.get("failure") if verdict is not None else None
     if failure is not None and failure.get("traceback"):
         lines += ["", failure["traceback"], "", f"its log: {failure.get('log')}"]
@@ -123,6 +123,19 @@ def _notice(node: dict[str, Any]) -> str:
     if node["standing"] == "kept":
         return f"{text}; {node['kept_because']}"
     return text
+
+
+def _plans(now: dict[str, Any], is_at_work: bool) -> list[str]:
+    """What is to come for the job."""
+    if not is_at_work:
+        return []
+    lines = []
+    if now.get("stopping"):
+        lines.append(f"stopping with a checkpoint, back into the queue: {now['stopping']}")
+    for window in now.get("windows", []):
+        opens = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(window["opens"]))
+        lines.append(f"reservation {window['name']} over {','.join(window['nodes'])} from {opens}")
+    return lines
 
 
 def _tail(now: dict[str, Any]) -> list[str]:

@@ -56,7 +56,8 @@ class JobConfig:
     ] = None
     signal_delay_s: Annotated[
         int,
-        "seconds before the time limit at which Slurm warns the job (SIGUSR2)",
+        "seconds before the time limit at which Slurm warns the job (SIGUSR2), and before a reservation of "
+        "all its nodes; where a checkpoint takes more than a third of that, the job stops earlier by itself",
     ] = 120
     max_requeues: Annotated[int, "a job that was started again so often is not requeued any more"] = 3
     constraint: Annotated[str | None, "node features, as for `sbatch --constraint`"] = None
@@ -241,6 +242,11 @@ class PolicyConfig:
         "a step is called stuck when it takes so many times as long as this job's long steps do (those that "
         "have come twice)",
     ] = 10.0
+    window_lead_s: Annotated[
+        float | None,
+        "how long before a reservation of its nodes for something else the job leaves them; without it 600, "
+        "or three times what the longest preparation of a move has taken, if that is more",
+    ] = None
     release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
 
     def __post_init__(self) -> None:

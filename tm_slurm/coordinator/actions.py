@@ -53,6 +53,8 @@ class End:
     exit_code: int
     reason: str
     failure: dict[str, Any] | None = None
+    begins: float | None = None
+    """Unix seconds before which a job that goes back into the queue is not to start"""
 
 
 Action = Tell | Release | Comment | Note | Resign | End

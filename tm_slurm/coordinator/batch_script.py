@@ -7,6 +7,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from tm_slurm.coordinator.actions import End
 from tm_slurm.slurm import Slurm, SlurmRefused, SlurmUnavailable
@@ -59,11 +62,14 @@ async def end_in_its_place(slurm: Slurm, job_id: int, end: End, batch_host: str)
     text = f"tm_slurm: {end.state}: {end.reason} (its batch host {batch_host} was lost before)"
     with contextlib.suppress(SlurmUnavailable, SlurmRefused):
         await asyncio.to_thread(slurm.set_comment, job_id, text)
-    act = slurm.requeue if end.state == "requeue" else slurm.cancel
+    act: Callable[[int], None] = slurm.requeue if end.state == "requeue" else slurm.cancel
     deadline = time.monotonic() + END_LIMIT_S
     while time.monotonic() < deadline:
         try:
             await asyncio.to_thread(act, job_id)
+            if end.state == "requeue" and end.begins is not None:
+                act, end = partial(slurm.begin_not_before, at=end.begins), replace(end, begins=None)
+                continue
             return
         except SlurmRefused as error:
             log.error("Slurm does not let the job end job=%d reason=%s", job_id, error)

@@ -9,7 +9,9 @@ phases.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from tm_slurm.coordinator import windows
 from tm_slurm.coordinator.actions import Action, Comment, Release
 from tm_slurm.coordinator.comment import comment_of
 from tm_slurm.coordinator.deciding import Input
@@ -116,6 +118,9 @@ class Decisions(Membership):
         gone = [node.name for node in state.nodes.values() if self._is_gone(node, now)]
         if gone:
             return [{"kind": "lost_for_good", "node": name} for name in gone]
+        asked = windows.due(state, now)
+        if asked:
+            return asked
         if move is None:
             return []
         moving = sum(state.state_bytes.get(rank, 0) for rank in move.ranks())
@@ -171,7 +176,8 @@ class Decisions(Membership):
         }
         self._note(f"event_{event['kind']}", **fields)
         if event["kind"] == "resume":
-            self._resumed_by_admin(node)
+            if node.notice is None or not node.notice.window:  # else it speaks of something that was before
+                self._resumed_by_admin(node)
         elif event["kind"] == "request" or event["kind"] in LEAVE_KINDS:
             self._noticed(node, event)
 
@@ -183,6 +189,8 @@ class Decisions(Membership):
     def _stop_soon(self, event: Input) -> None:
         """The job's time is over: a checkpoint at the next step boundary, then back into the queue."""
         state = self.state
+        if state.stopping_for and "window" not in event:
+            state.stopping_for = ""  # now it stops whatever becomes of the window
         if state.finishing or state.stopping:
             return
         state.stopping = f"{event['kind']}: {event.get('reason', '')}"
@@ -211,12 +219,16 @@ class Decisions(Membership):
     def _noticed(self, node: Node, event: Input) -> None:
         gives_back = event["kind"] != "request"
         if node.notice is not None and (node.notice.gives_back or not gives_back):
+            if node.notice.window and "window" not in event:  # now more than that speaks against it
+                told = {key: event.get(key, "") for key in ("kind", "reason", "source")}
+                node.notice = replace(node.notice, event_id=event["id"], **told, window="", deadline=None)
             if event["kind"] == "down":
                 node.notice.kind = "down"  # this one cannot be taken back
             return
         node.notice = Notice(
             event["id"], event["kind"], event.get("reason", ""), self.now, event["source"], gives_back
         )
+        node.notice.window, node.notice.deadline = event.get("window", ""), event.get("deadline")
         if self.state.finishing:
             return
         if node.standing == "standby":
@@ -259,6 +271,57 @@ class Decisions(Membership):
             node.standing = "standby"
             node.failures = 0
             self._tell(node.name, None, {"kind": "spawn"})
+
+    # ---- what Slurm has in store ----
+
+    def _on_outlook(self, given: Input) -> None:
+        """Slurm was asked, and something has changed: what was done for a window that is gone is undone."""
+        state = self.state
+        known = {window.id for window in state.windows}
+        state.outlook = {key: given[key] for key in ("windows", "starts", "ends")}
+        state.windows = windows.coming(state, given)
+        state.ends_at, state.lasts_s = windows.end_of_time(given)
+        for window in state.windows:
+            if window.id not in known:
+                fields = {"window": window.id, "nodes": list(window.nodes)}
+                self._note("window", **fields, opens_in_s=window.opens_at - self.now)
+        imminent = windows.imminent(state, self.now)
+        if state.stopping_for and state.stopping_for not in {window.id for window in imminent}:
+            self._note("stop_cancelled", window=state.stopping_for)
+            state.stopping, state.stopping_for, state.begins = "", "", None
+        if not imminent:
+            state.begins = None
+        for node in state.nodes.values():
+            if node.notice is None or not node.notice.window:
+                continue
+            opens = [window.opens_at for window in imminent if node.name in window.nodes]
+            if opens:
+                node.notice.deadline = opens[0]
+                continue
+            self._note("window_gone", node=node.name, window=node.notice.window)
+            self._resumed_by_admin(node)
+
+    def _on_window_due(self, given: Input) -> None:
+        """It is time to leave nodes, before the window opens."""
+        window = next((w for w in self.state.windows if w.id == given["window"]), None)
+        if window is None:
+            return
+        for name in given["nodes"]:
+            seen = {"source": "poll", "reason": windows.reason_of(window), "id": f"{window.id}/{name}"}
+            self._note("event_maintenance", node=name, **seen)
+            event = {**seen, "kind": "maintenance", "window": window.id, "deadline": window.opens_at}
+            self._noticed(self.state.nodes[name], event)
+
+    def _on_stop_due(self, given: Input) -> None:
+        """It is time to stop, before a window over the whole job opens or its time is over."""
+        window = next((w for w in self.state.windows if w.id == given["window"]), None)
+        reason = windows.reason_of(window) if window is not None else "the job's time is nearly over"
+        self._note(f"event_{given['why']}", source="poll", reason=reason)
+        if window is not None:
+            self.state.stopping_for = window.id
+            if given["whole"]:
+                self.state.begins = max(w.closes for w in windows.imminent(self.state, self.now))
+        self._stop_soon({"kind": given["why"], "reason": reason, "window": given["window"]})
 
     # ---- leaving ----
 

@@ -35,7 +35,8 @@ class Deciding:
         if verdict == "requeue" and self.state.plan.requeues_left <= 0:
             verdict, reason = "failed", f"{reason}; not requeued again: job.max_requeues"
         self.state.ended = True
-        end = End(verdict, exit_code, reason, failure)
+        begins = self.state.begins if verdict == "requeue" else None
+        end = End(verdict, exit_code, reason, failure, begins)
         self.state.verdict = asdict(end)
         self._note("ended", state=verdict, reason=reason, **({"failure": failure} if failure else {}))
         self.actions.append(end)

@@ -340,9 +340,11 @@ class Leader:
                 await batch_script.end_in_its_place(self._slurm, self._job_id, end, host)
         if not self._leadership.renew():
             return False
-        verdict = {"state": end.state, "exit_code": end.exit_code, "reason": end.reason}
+        verdict: Message = {"state": end.state, "exit_code": end.exit_code, "reason": end.reason}
         verdict |= {"failure": end.failure} if end.failure is not None else {}
         verdict["attempt"] = self._leadership.attempt
+        if end.begins is not None:
+            verdict["begins"] = end.begins
         write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
         message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}
         await self._agents.farewell(message, last=self.node, limit_s=FAREWELL_S)

@@ -80,6 +80,9 @@ class Membership(Recoveries):
                 (n for n in self._standbys_by_preference() if self._all_ready(n)),
                 None,
             )
+            coming = [n for n in self.state.nodes.values() if n.standing == "leaving" and n.notice is None]
+            if substitute is None and any(n.well() for n in coming):
+                return  # one that was to be left, and is not any more, is on its way back to the pool
             if substitute is None:
                 self._end("failed", 1, f"node {name} did not start within the limit and no standby is ready")
                 return

@@ -50,6 +50,24 @@ class Notice:
     source: str
     gives_back: bool
     said_waiting: bool = False
+    window: str = ""
+    """id of the window that it is for, if nothing else speaks against the node"""
+    deadline: float | None = None
+    """when that opens"""
+
+
+@dataclass
+class ComingWindow:
+    """A time in which Slurm keeps nodes for something else. `opens_at` and `closes_at` are the job's time,
+    `opens` and `closes` the wall clock's (Unix seconds), as Slurm has them."""
+
+    id: str
+    name: str
+    nodes: tuple[str, ...]
+    opens_at: float
+    closes_at: float
+    opens: float
+    closes: float
 
 
 @dataclass
@@ -273,6 +291,8 @@ class Plan:
     failures_per_step: int = 2
     requeues_left: int = 1
     """how often the job may still go back into the queue"""
+    window_lead_s: float | None = None
+    stop_lead_s: float = 120.0
     finish_timeout_s: float = 600.0
     stop_timeout_s: float = 100.0
 
@@ -357,6 +377,22 @@ class JobState:
     stopping: str = ""
     """why the job goes back into the queue as soon as its checkpoint is written"""
     stopping_since: float = 0.0
+    stopping_for: str = ""
+    """id of the window that it stops for, if it does for one"""
+    begins: float | None = None
+    """Unix seconds: it is not to start again before"""
+    outlook: dict[str, Any] = field(default_factory=dict)
+    """what Slurm had in store when it was last asked, as it was told"""
+    windows: list[ComingWindow] = field(default_factory=list)
+    """over nodes of this job, the first first"""
+    ends_at: float | None = None
+    """when the job's time is over"""
+    lasts_s: float = 0.0
+    """seconds from its start to then"""
+    prepared_s: float = 0.0
+    """seconds that the longest preparation of a move has taken so far"""
+    checkpoint_s: float = 0.0
+    """seconds that the longest writing of a rank's part of a checkpoint has taken so far"""
 
     @classmethod
     def initial(cls, plan: Plan) -> JobState:

@@ -11,9 +11,11 @@ switching   a vote carried it; stayers swap links and go on, state flows leaver 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
+from tm_slurm.coordinator import windows
 from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.model import Move, Node, Pair, Place
 from tm_slurm.coordinator.storing import Storing
@@ -25,14 +27,14 @@ class Moves(Storing):
     # ---- standbys ----
 
     def _standbys_by_preference(self) -> list[Node]:
-        """Standbys that could take ranks, the best first: those whose agent is connected, warm ones, those
-        that have not failed; the batch host last, because a rank that sits there could be moved away again,
-        but its node never given back."""
+        """Standbys that could take ranks, the best first: those whose agent is connected; of these
+        those in no window; then warm ones, those that have not failed; the batch host last, because a rank
+        that sits there could be moved away again, but its node never given back."""
         free = [node for node in self.state.nodes.values() if node.free_to_join()]
-        return sorted(
-            free,
-            key=lambda n: (not n.connected, not self._is_warm(n), n.failures, n.batch_host, n.name),
-        )
+        opens = {n.name: windows.opens_next(self.state, n.name, self.now) for n in free}
+        later = {name: -(at if at is not None else math.inf) for name, at in opens.items()}
+        free.sort(key=lambda n: (not self._is_warm(n), n.failures, n.batch_host, n.name))
+        return sorted(free, key=lambda n: (not n.connected, opens[n.name] is not None, later[n.name]))
 
     def _is_warm(self, node: Node) -> bool:
         processes = node.processes.values()
@@ -77,12 +79,14 @@ class Moves(Storing):
             return
         parties = self._parties_to_move()
         joiners = self._standbys_by_preference()
-        pairs = [
-            Pair(leaver.name, joiner.name, self._slots_for(ranks))
-            for (leaver, ranks), joiner in zip(parties, joiners, strict=False)
-        ]
-        for leaver, _ in parties[len(pairs) :]:
-            self._say_waiting(leaver)
+        pairs = []
+        for leaver, ranks in parties:
+            joiner = next((j for j in joiners if windows.outlasts(state, j, leaver, self.now)), None)
+            if joiner is None:
+                self._say_waiting(leaver)
+                continue
+            joiners.remove(joiner)
+            pairs.append(Pair(leaver.name, joiner.name, self._slots_for(ranks)))
         if not pairs:
             return
         state.last_epoch += 1
@@ -195,6 +199,7 @@ class Moves(Storing):
         if move.joined == set(move.ranks()):
             move.phase = "armed"
             move.prepared_at = self.now
+            self.state.prepared_s = max(self.state.prepared_s, self.now - move.started_at)
             self._note("prepared", epoch=move.epoch, seconds=self.now - move.started_at)
             self._tell_rank(move.trigger(), {"kind": "go", "epoch": move.epoch})
 

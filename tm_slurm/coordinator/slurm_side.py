@@ -12,15 +12,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tm_slurm.coordinator.lookout import Lookout
 from tm_slurm.coordinator.model import JobState
 from tm_slurm.events import Episodes, Event, NodeWatch
-from tm_slurm.slurm import ResizeBlocked, Slurm, SlurmRefused, SlurmUnavailable
+from tm_slurm.slurm import NodeState, ResizeBlocked, Slurm, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger("tm_slurm.leader")
 
 COMMENT_INTERVAL_S = 1.0
 AWAIT_DRAINED_INTERVAL_S = 0.2
 """Between polls while a node that was given back is not DRAINED yet."""
+
+AWAIT_DRAINED_LIMIT_S = 60.0
+"""So long polls are that close; later only as close as ever."""
 
 ASK_AGAIN_S = 1.0
 """Between attempts to give a node back while Slurm does not answer."""
@@ -56,13 +60,18 @@ class SlurmSide:
         episodes = Episodes()
         episodes.restore(seen)
         self._watch = NodeWatch(episodes)
+        self._lookout = Lookout(
+            slurm=slurm, job_id=job_id, state=state, feed=feed, poll_interval_s=poll_interval_s
+        )
         self._to_release: asyncio.Queue[str] = asyncio.Queue()
         self._comment: str | None = None
+        self._awaited_since: dict[str, float] = {}
+        self._look_ahead = asyncio.Event()
 
     def start(self) -> list[asyncio.Task[None]]:
         """The tasks that do it all, until they are cancelled."""
-        works = (self._poll_for_ever(), self._comment_for_ever(), self._release_for_ever())
-        return [asyncio.create_task(work) for work in works]
+        works = (self._poll_for_ever(), self._look_ahead_for_ever(), self._comment_for_ever())
+        return [asyncio.create_task(work) for work in (*works, self._release_for_ever())]
 
     def release(self, node: str) -> None:
         """Give a node back as soon as may be."""
@@ -115,24 +124,47 @@ class SlurmSide:
 
     async def _poll_for_ever(self) -> None:
         names = list(self._state.nodes)
+        await self._lookout.look()  # first of all, what the job's own reservation is
+        self._look_ahead.set()
         while True:
             try:
                 nodes = await asyncio.to_thread(self._slurm.nodes, names)
             except (SlurmUnavailable, SlurmRefused) as error:
                 log.warning("poll failed, nothing is concluded from it reason=%s", error)
                 nodes = None
-            events = self._watch.observe(nodes, time.time())
+            at_home = self._lookout.at_home
+            events = self._watch.observe(
+                nodes, time.time(), at_home=at_home if at_home is not None else frozenset(names)
+            )
             if events:
                 self._feed({"kind": "events", "events": [event.to_json() for event in events]})
             for name in self._awaited():
-                if nodes is not None and name in nodes and nodes[name].state.is_drained:
+                if nodes is not None and name in nodes and self._has_it(name, nodes[name].state):
                     self._feed({"kind": "node_drained", "node": name, "state": str(nodes[name].state)})
-            await asyncio.sleep(AWAIT_DRAINED_INTERVAL_S if self._awaited() else self._poll_interval_s)
+            await asyncio.sleep(self._pause_s(self._awaited(), time.monotonic()))
+
+    async def _look_ahead_for_ever(self) -> None:
+        """Beside the polls, which are not to wait for it."""
+        await self._look_ahead.wait()
+        await self._lookout.look_for_ever()
 
     def _awaited(self) -> list[str]:
-        """Nodes that were given back, and that Slurm does not call DRAINED yet."""
+        """Nodes that were given back, and that Slurm does not call DRAINED, or free, yet."""
         nodes = self._state.nodes.values()
         return [n.name for n in nodes if n.standing == "released" and n.notice is not None and not n.drained]
+
+    def _has_it(self, name: str, state: NodeState) -> bool:
+        """Whether the administrator has a node that was given back. Only what is drained is called so; a node
+        that was left for a reservation, a reboot or FAIL is free."""
+        notice = self._state.nodes[name].notice
+        drained = notice is None or notice.kind in ("drain", "down")
+        return state.is_drained if drained else state.is_free
+
+    def _pause_s(self, awaited: list[str], now: float) -> float:
+        """Until the next poll: short while nodes are awaited, but not for ever (somebody has resumed one)."""
+        self._awaited_since = {name: self._awaited_since.get(name, now) for name in awaited}
+        fresh = any(now - since < AWAIT_DRAINED_LIMIT_S for since in self._awaited_since.values())
+        return AWAIT_DRAINED_INTERVAL_S if fresh else self._poll_interval_s
 
     async def _comment_for_ever(self) -> None:
         said: str | None = None

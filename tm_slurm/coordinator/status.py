@@ -58,6 +58,8 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
         "ranks": ranks,
         "absent": {str(rank): absent.adopter for rank, absent in sorted(state.absent.items())},
         "move": move,
+        "windows": state.outlook.get("windows", []),
+        "stopping": state.stopping,
         "moves_done": state.moves_done,
         "last_interruption": record.last_move,
     }

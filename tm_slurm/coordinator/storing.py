@@ -141,6 +141,7 @@ class Storing(Leaving):
 
     def _on_checkpoint_written(self, given: Input) -> None:
         state = self.state
+        state.checkpoint_s = max(state.checkpoint_s, float(given.get("seconds", 0.0)))
         done = self._arrived(state.checkpoint_in_work, state.checkpoint, given)
         if done is None:
             return

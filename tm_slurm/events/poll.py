@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from tm_slurm.events.event import Event
 from tm_slurm.events.identity import Episodes
@@ -27,14 +28,17 @@ class NodeWatch:
         """
         self.episodes = episodes if episodes is not None else Episodes()
 
-    def observe(self, nodes: Mapping[str, NodeInfo] | None, now: float) -> list[Event]:
+    def observe(
+        self, nodes: Mapping[str, NodeInfo] | None, now: float, *, at_home: Collection[str] = ()
+    ) -> list[Event]:
         """Return what is new in `nodes` (None: the poll failed) since the last look, in the order of `nodes`.
 
-        `now` is the wall clock, Unix seconds.
+        `now` is the wall clock, Unix seconds. `at_home`: nodes whose reservation is the job's own, so that
+        their maintenance is no reason to leave.
         """
         events: list[Event] = []
         for info in (nodes or {}).values():
-            event = self._observe_one(info, now)
+            event = self._observe_one(_at_home(info) if info.name in at_home else info, now)
             if event is not None:
                 events.append(event)
         return events
@@ -57,6 +61,10 @@ class NodeWatch:
                 id=f"resume/{ended[0]}", kind="resume", node=info.name, source="poll", reason=reason, at=now
             )
         return None
+
+
+def _at_home(info: NodeInfo) -> NodeInfo:
+    return replace(info, state=replace(info.state, flags=info.state.flags - {"MAINTENANCE"}))
 
 
 def _has_ended(kind: LeavingKind, info: NodeInfo) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import statistics
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -74,6 +75,7 @@ class Storing:
         self._outstanding: int | None = None
         self._checkpoint_outstanding = False
         self._checkpoint_asked = False
+        self._checkpoint_begun_at = 0.0
         self._memory: PeerMemory | None = None
         self._reserved = False
         self._told: dict[int, tuple[int, int, str]] = {}
@@ -245,6 +247,7 @@ class Storing:
                 self._outstanding = None
 
     def _take_checkpoint(self, state: State, step: int, rank: int, epoch: int) -> None:
+        self._checkpoint_begun_at = time.monotonic()
         if rank not in self._checkpoints:
             self._checkpoints[rank] = checkpoint.Checkpoints(
                 self._directory,
@@ -260,7 +263,9 @@ class Storing:
     def _written(self, rank: int, step: int) -> None:
         epoch = self._written_as.pop((rank, step))
         self._link.beat()
-        self._link.send({"kind": "checkpoint_written", "rank": rank, "step": step, "epoch": epoch})
+        seconds = time.monotonic() - self._checkpoint_begun_at
+        told = {"kind": "checkpoint_written", "rank": rank, "step": step, "epoch": epoch}
+        self._link.send({**told, "seconds": seconds})
 
     def _not_written(self, rank: int, step: int, why: str) -> None:
         """A checkpoint that cannot be written does not end training."""

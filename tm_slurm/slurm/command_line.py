@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 
 from tm_slurm.slurm import environment
@@ -12,11 +14,18 @@ from tm_slurm.slurm.interface import (
     JobInfo,
     NodeInfo,
     PartitionInfo,
+    ReservationInfo,
     ResizeBlocked,
     SlurmRefused,
     SlurmUnavailable,
 )
-from tm_slurm.slurm.scontrol_text import ScontrolFormatError, parse_jobs, parse_nodes, parse_partitions
+from tm_slurm.slurm.scontrol_text import (
+    ScontrolFormatError,
+    parse_jobs,
+    parse_nodes,
+    parse_partitions,
+    parse_reservations,
+)
 
 # What a command says when it got no answer, as opposed to the answer "no".
 _UNAVAILABLE_WORDS = (
@@ -44,6 +53,7 @@ _UNAVAILABLE_WORDS = (
     "resource temporarily unavailable",
     "cannot allocate memory",
 )
+_NO_RESERVATIONS = "no reservations in the system"
 _WAITING_FOR_ACCOUNTING = "the db index is being set"
 
 
@@ -91,6 +101,19 @@ class CommandLine:
         except (ScontrolFormatError, HostlistError) as error:
             raise SlurmUnavailable(f"scontrol show partition: {error}") from error
 
+    def reservations(self) -> dict[str, ReservationInfo]:
+        """Return the reservations that this user can see: all, unless the site hides them (PrivateData)."""
+        answer = self._run(["scontrol", "-o", "show", "reservations"])
+        try:
+            found = parse_reservations(answer)
+        except (ScontrolFormatError, HostlistError) as error:
+            raise SlurmUnavailable(f"scontrol show reservations: {error}") from error
+        if not found and _NO_RESERVATIONS not in answer.lower():
+            raise SlurmUnavailable(
+                f"scontrol show reservations: expected records of reservations, found {answer[:120]!r}"
+            )
+        return found
+
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """Give back every node of a running job but those in `keep`; see Slurm.shrink."""
         if not keep:
@@ -109,6 +132,11 @@ class CommandLine:
         Only the job given: never the array it may belong to.
         """
         self._run(["scontrol", "requeue", self._address(job_id)])
+
+    def begin_not_before(self, job_id: int, at: float) -> None:
+        """Have a job in the queue start at `at` (Unix seconds) or later; see Slurm.begin_not_before."""
+        # Counted from now, so that no time zone is in it.
+        self._update(job_id, f"StartTime=now+{max(0, math.ceil(at - time.time()))}seconds")
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Set the job's comment. Line ends become spaces: Slurm would print them as they are."""

@@ -77,6 +77,8 @@ class JobInfo:
     exit_signal: int = 0
     array_element: str = ""
     """`ARRAY_TASK` if it is an element of an array: the one name that no other job has"""
+    reservations: tuple[str, ...] = ()
+    preempt_time: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -111,6 +113,20 @@ class PartitionInfo:
     max_time_s: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReservationInfo:
+    """One reservation of nodes. Times are seconds of the wall clock (Unix time); `cpus` is how many of the
+    nodes' CPUs it holds, all together, None where Slurm does not say.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    start_time: float
+    end_time: float
+    flags: frozenset[str] = frozenset()
+    cpus: int | None = None
+
+
 class Slurm(Protocol):
     """Questions to slurmctld. Every call blocks for a bounded time.
 
@@ -129,6 +145,10 @@ class Slurm(Protocol):
         """Return the partitions that this user can see."""
         ...
 
+    def reservations(self) -> dict[str, ReservationInfo]:
+        """Return the reservations that this user can see: all, unless the site hides them (PrivateData)."""
+        ...
+
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """Give back every node of a running job but those in `keep`.
 
@@ -145,6 +165,14 @@ class Slurm(Protocol):
 
     def requeue(self, job_id: int) -> None:
         """Put a running job back into the queue, same id."""
+        ...
+
+    def begin_not_before(self, job_id: int, at: float) -> None:
+        """Have a job that is in the queue start at `at` (Unix seconds) or later.
+
+        Slurm takes it as soon as the job is requeued, also while its old processes are still being ended;
+        SlurmRefused while it runs.
+        """
         ...
 
     def set_comment(self, job_id: int, text: str) -> None:

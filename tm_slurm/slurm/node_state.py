@@ -119,6 +119,13 @@ class NodeState:
         return "DRAIN" in self.flags and not self.is_busy
 
     @property
+    def is_free(self) -> bool:
+        """True when nothing of a job is on the node any more, whatever it was left for: DRAINED, or free
+        for a reservation, a reboot, a repair.
+        """
+        return not self.is_busy and self.base != "UNKNOWN"
+
+    @property
     def leaving_kinds(self) -> tuple[LeavingKind, ...]:
         """Every reason in this state for ranks to leave the node, the most urgent first; empty for a node
         to stay on.

@@ -1,4 +1,4 @@
-"""Read what `scontrol -o show node|job|partition` prints: one record a line, of `Key=value` pairs.
+"""Read what `scontrol -o show node|job|partition|reservations` prints: a record a line, of `Key=value` pairs.
 
 The format is the same from 22.05 to 26.05. Values that people write (a job's name and comment, a node's
 reason) may hold `State=IDLE` or anything else; they are set aside before the rest is read, so they are
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from tm_slurm.slurm.hostlist import expand
-from tm_slurm.slurm.interface import JobInfo, NodeInfo, PartitionInfo
+from tm_slurm.slurm.interface import JobInfo, NodeInfo, PartitionInfo, ReservationInfo
 from tm_slurm.slurm.node_state import NodeState
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(\S*)")
@@ -59,6 +59,12 @@ def parse_partitions(text: str) -> dict[str, PartitionInfo]:
             max_time_s=parse_duration(pairs.get("MaxTime", "")),
         )
     return found
+
+
+def parse_reservations(text: str) -> dict[str, ReservationInfo]:
+    """Read the output of `scontrol -o show reservations`; lines that are no such record are left out."""
+    found = (_parse_reservation(line) for line in text.splitlines() if line.startswith("ReservationName="))
+    return {reservation.name: reservation for reservation in found}
 
 
 def parse_duration(text: str) -> float | None:
@@ -141,6 +147,24 @@ def _parse_job(line: str) -> JobInfo:
         exit_code=int(exit_code),
         exit_signal=int(exit_signal or 0),
         array_element=_array_element(pairs),
+        reservations=tuple(n for n in pairs.get("Reservation", "").split(",") if n not in _NOTHING),
+        preempt_time=_time(pairs.get("PreemptTime", "")),
+    )
+
+
+def _parse_reservation(line: str) -> ReservationInfo:
+    pairs = _first_pairs(line)
+    start, end = _time(pairs.get("StartTime", "")), _time(pairs.get("EndTime", ""))
+    if start is None or end is None:
+        raise ScontrolFormatError(f"no StartTime= and EndTime= in the reservation record {line[:120]!r}")
+    held = dict(part.partition("=")[::2] for part in pairs.get("TRES", "").split(","))
+    return ReservationInfo(
+        name=pairs["ReservationName"],
+        nodes=tuple(expand(_nothing_to_empty(pairs.get("Nodes", "")))),
+        start_time=start,
+        end_time=end,
+        flags=frozenset(flag for flag in pairs.get("Flags", "").split(",") if flag not in _NOTHING),
+        cpus=int(held["cpu"]) if held.get("cpu", "").isdigit() else None,
     )
 
 

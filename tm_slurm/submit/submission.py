@@ -204,7 +204,8 @@ def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
             'eval "$tm_slurm_start"',
         ],
         "srun_args": step_options(config),
-        "teardown": [f'{python} -m tm_slurm.submit.verdict "$job_dir"'],
+        # A requeue ends the batch script: the verdict has a word to say to Slurm before it goes.
+        "teardown": ["trap '' TERM", f'{python} -m tm_slurm.submit.verdict "$job_dir"'],
     }
 
 

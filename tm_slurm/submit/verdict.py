@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
 VerdictState = Literal["completed", "failed", "requeue"]
 _NO_VERDICT_CODE = 1
 ENDED_BY_SLURM_S = 60.0
+BEGIN_LIMIT_S = 20.0
+_ASK_AGAIN_S = 0.2
 
 
 class NoVerdict(RuntimeError):
@@ -34,6 +38,8 @@ class Verdict:
     exit_code: int
     reason: str
     traceback: str = ""
+    begins: float | None = None
+    """Unix seconds before which a requeued job is not to start"""
 
 
 def attempt_now() -> int:
@@ -70,9 +76,18 @@ def read_verdict(job_dir: Path, attempt: int) -> Verdict:
             f"no verdict: {path}: expected that of restart {attempt} of the job, found that of restart "
             f"{found['attempt']!r}; see {job_dir}/logs"
         )
+    begins = found.get("begins")
+    if begins is not None and (not isinstance(begins, (int, float)) or isinstance(begins, bool)):
+        raise NoVerdict(f"no verdict: {path}: expected Unix seconds as begins, found {begins!r}")
     failure = found.get("failure")
     traceback = str(failure.get("traceback", "")) if isinstance(failure, dict) else ""
-    return Verdict(state=cast(VerdictState, state), exit_code=code, reason=str(reason), traceback=traceback)
+    return Verdict(
+        state=cast(VerdictState, state),
+        exit_code=code,
+        reason=str(reason),
+        traceback=traceback,
+        begins=begins,
+    )
 
 
 def _look_again(directory: Path) -> None:
@@ -105,15 +120,40 @@ def _requeue(verdict: Verdict) -> int:
         print("tm_slurm: cannot requeue: not in a Slurm job", file=sys.stderr)
         return verdict.exit_code or _NO_VERDICT_CODE
     sys.stdout.flush()
+    told_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
     try:
         connect().requeue(job_id)
     except (SlurmRefused, SlurmUnavailable) as error:
         print(f"tm_slurm: job {job_id} was not requeued: {error}", file=sys.stderr)
         return verdict.exit_code or _NO_VERDICT_CODE
+    if verdict.begins is not None:
+        _begin_not_before(job_id, verdict.begins)
     # Slurm ends this script now. If it ended by itself, and the job started again at once, its exit code
     # would be taken for that of the new start.
-    time.sleep(ENDED_BY_SLURM_S)
+    told_to_end.wait(ENDED_BY_SLURM_S)
     return verdict.exit_code
+
+
+def _begin_not_before(job_id: int, at: float) -> None:
+    """Slurm takes a begin time only when the job is in the queue again, and ends this script then: the batch
+    script has it ignore SIGTERM, so there are KillWait seconds (30, usually) for this.
+    """
+    slurm = connect()
+    deadline = time.monotonic() + BEGIN_LIMIT_S
+    while True:
+        try:
+            slurm.begin_not_before(job_id, at)
+            return
+        except SlurmUnavailable as error:
+            if time.monotonic() < deadline:
+                time.sleep(_ASK_AGAIN_S)
+                continue
+            why: Exception = error
+        except SlurmRefused as error:
+            why = error
+        print(f"tm_slurm: job {job_id} may start again before its window has closed: {why}", file=sys.stderr)
+        return
 
 
 def main(arguments: list[str]) -> int:

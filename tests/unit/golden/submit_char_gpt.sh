@@ -22,4 +22,5 @@ srun --unbuffered --output /home/user/run/tm-slurm-jobs/.submitit-USER/%j_%t_log
 
 
 # teardown
+trap '' TERM
 /opt/venv/bin/python3 -m tm_slurm.submit.verdict "$job_dir"

@@ -34,4 +34,5 @@ srun --unbuffered --output '/scratch/it'"'"'s $HOME/.submitit-USER/%j_%t_log.out
 
 
 # teardown
+trap '' TERM
 '/opt/my python/bin/python3' -m tm_slurm.submit.verdict "$job_dir"
