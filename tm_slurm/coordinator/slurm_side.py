@@ -55,6 +55,8 @@ class SlurmSide:
         self._poll_interval_s = poll_interval_s
         episodes = Episodes()
         episodes.restore(seen)
+        self.episodes = episodes
+        """The facts about nodes that hold: every source of events shares them."""
         self._watch = NodeWatch(episodes)
         self._to_release: asyncio.Queue[str] = asyncio.Queue()
         self._comment: str | None = None
