@@ -49,7 +49,7 @@ bool leader_parse(const char *text, struct leader *leader)
     if (!json_find(text, "port", value, sizeof value, &is_string) || is_string || strlen(value) > 5 ||
         strspn(value, "0123456789") != strlen(value) || atol(value) < 1 || atol(value) > 65535)
         return false;
-    snprintf(leader->port, sizeof leader->port, "%s", value);
+    snprintf(leader->port, sizeof leader->port, "%.5s", value);
     if (!json_find(text, "term", value, sizeof value, &is_string) || is_string || strlen(value) > 18 ||
         strspn(value, "0123456789") != strlen(value))
         return false;

@@ -61,26 +61,20 @@ bool registered_place(const struct request *request, uint32_t job, struct reques
     return found && (!request->has_uid || filled->uid == request->uid);
 }
 
-int user_places(const struct request *request, char places[MOST_PLACES][PATH_MAX])
+/* Has to be called with the rights of the user. */
+bool user_place(const struct request *request, char *job_dir)
 {
-    char root[PATH_MAX], link[PATH_MAX];
-    int count = 0;
-    struct dirent *entry;
+    char cluster[512], link[PATH_MAX];
     struct passwd *account = getpwuid(request->uid);
-    if (!account || (size_t)snprintf(root, sizeof root, "%s/.local/state/tm_slurm/jobs", account->pw_dir) >= sizeof root)
-        return 0;
-    DIR *clusters = opendir(root);
-    while (clusters && count < MOST_PLACES && (entry = readdir(clusters))) {
-        if (entry->d_name[0] == '.' ||
-            (size_t)snprintf(link, sizeof link, "%s/%s/%u", root, entry->d_name, request->job) >= sizeof link)
-            continue;
-        ssize_t length = readlink(link, places[count], PATH_MAX - 1);
-        if (length > 0 && places[count][0] == '/')
-            places[count++][length] = '\0';
-    }
-    if (clusters)
-        closedir(clusters);
-    return count;
+    cluster_identity(cluster, sizeof cluster);
+    if (!account || (size_t)snprintf(link, sizeof link, "%s/.local/state/tm_slurm/jobs/%s/%u", account->pw_dir, cluster,
+                                     request->job) >= sizeof link)
+        return false;
+    ssize_t length = readlink(link, job_dir, PATH_MAX - 1);
+    if (length <= 0 || job_dir[0] != '/')
+        return false;
+    job_dir[length] = '\0';
+    return true;
 }
 
 /* `tell` runs for every job in a process of its own: it gives up its rights. Returns the worst exit code. */

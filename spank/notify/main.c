@@ -48,19 +48,18 @@ static int tell_at(const struct request *request, const char *job_dir)
 
 static int tell(const struct request *given)
 {
-    static char registered[PATH_MAX], places[MOST_PLACES][PATH_MAX];
+    static char found[PATH_MAX];
     struct request request = *given;
     const char *job_dir = request.job_dir;
-    if (!job_dir && registered_place(given, request.job, &request, registered))
-        job_dir = registered;
+    if (!job_dir && registered_place(given, request.job, &request, found))
+        job_dir = found;
     if (!request.has_uid || !become_user(&request))
         return not_delivered("only root, or the job's user, can tell of", "a job");
-    if (job_dir)
-        return tell_at(&request, job_dir);
-    int count = user_places(&request, places), result = 1;
-    for (int i = 0; i < count && result != 0; i++)
-        result = tell_at(&request, places[i]);
-    return count == 0 ? not_delivered("no directory is known of this job:", "it is none of tm_slurm") : result;
+    if (!job_dir && user_place(&request, found))
+        job_dir = found;
+    if (!job_dir)
+        return not_delivered("no directory is known of this job:", "it is none of tm_slurm");
+    return tell_at(&request, job_dir);
 }
 
 static bool detach(void)

@@ -15,7 +15,6 @@ enum {
     FRAME_MAX = 4096, /* the coordinator reads no longer one from a stranger */
     REASON_MAX = 200,
     NAME_MAX_BYTES = 255,
-    MOST_PLACES = 8,
 };
 
 /* What the command line says. Names are checked, the reason is cut. */
@@ -64,9 +63,12 @@ void deadline_set(int limit_ms);
 int deadline_left_ms(void);
 void pause_ms(int ms);
 
-/* job_places.c: where the job's directory may be; the number of places found */
+/* cluster.c */
+void cluster_identity(char *name, size_t size);
+
+/* job_places.c: where the job's directory is; `job_dir` has room for PATH_MAX */
 bool registered_place(const struct request *request, uint32_t job, struct request *filled, char *job_dir);
-int user_places(const struct request *request, char places[MOST_PLACES][PATH_MAX]);
+bool user_place(const struct request *request, char *job_dir);
 int for_each_registered(const struct request *request, int (*tell)(const struct request *));
 
 /* rights.c: to the job's user, for good */

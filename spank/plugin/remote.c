@@ -46,6 +46,7 @@ static bool identify(spank_t spank)
 int remote_init_post_opt(spank_t spank)
 {
     char job_dir[PATH_MAX];
+    memset(&here, 0, sizeof here);
     if (is_off(spank) || !identify(spank))
         return ESPANK_SUCCESS;
     here.is_told = true;

@@ -6,16 +6,20 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { MOST_WORDS = 32 };
 
+/* Where Slurm's configuration is, if that is said: by it tm-notify tells clusters apart. */
+static char slurm_conf[PATH_MAX + 16];
+
 /* Only what may be called between fork and exec in a process with threads. */
 static void run(char *const *words)
 {
-    static char *const environment[] = {"PATH=/usr/bin:/bin", "LC_ALL=C", NULL};
+    char *const environment[] = {"PATH=/usr/bin:/bin", "LC_ALL=C", slurm_conf[0] ? slurm_conf : NULL, NULL};
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -66,6 +70,9 @@ static void tell_with(const char *node, const struct job *job, const struct even
     struct timespec now;
     char *words[MOST_WORDS];
     int count = 0;
+    const char *named = getenv("SLURM_CONF");
+    if (named && (size_t)snprintf(slurm_conf, sizeof slurm_conf, "SLURM_CONF=%s", named) >= sizeof slurm_conf)
+        slurm_conf[0] = '\0';
     clock_gettime(CLOCK_REALTIME, &now);
     snprintf(at, sizeof at, "%lld.%06ld", (long long)now.tv_sec, now.tv_nsec / 1000);
 #define WORD(text) words[count++] = (char *)(text)

@@ -41,8 +41,9 @@ def install(prefix: Path | None, print_only: bool, slurm_user: str) -> None:
     click.echo("\n".join(_lines(installed, slurm_user)))
 
 
-def build_and_install(prefix: Path) -> None:
-    """Build against the installed Slurm headers and put everything below `prefix`. Failed, NotPermitted or
+def build_and_install(prefix: Path, *, state: Path | None = None) -> None:
+    """Build against the installed Slurm headers and put everything below `prefix`. `state`: where root notes the
+    jobs of a node, /run/tm_slurm usually. Failed, NotPermitted or
     UserMistake otherwise."""
     sources = Path(__file__).parents[2] / "spank"
     if not (sources / "Makefile").exists():
@@ -50,6 +51,8 @@ def build_and_install(prefix: Path) -> None:
     if not os.access(_first_there(prefix), os.W_OK):
         raise NotPermitted(f"--prefix {prefix}: you may not write there: run it as root, or choose another")
     command = ["make", "--no-print-directory", "-s", "-C", str(sources), "install", f"PREFIX={prefix}"]
+    if state is not None:
+        command.append(f"STATE={state}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False)
     except FileNotFoundError:
