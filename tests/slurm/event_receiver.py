@@ -56,7 +56,8 @@ class Receiver:
         return found
 
     def counts(self) -> dict[str, int]:
-        """How many frames were accepted, known already, or refused: as the status file says, twice a second."""
+        """How many frames were accepted, known already, or refused: as the status file says, twice a
+        second."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             return dict(json.loads((self.job_dir / "status.json").read_text())["signed_events"])
         return {}
@@ -83,9 +84,7 @@ def make_job_dir(path: Path, uid: int = 0) -> Path:
 
 
 @contextlib.contextmanager
-def receiver(
-    cluster: LocalCluster, job_dir: Path, job_id: int, user: str | None = None
-) -> Iterator[Receiver]:
+def receiver(cluster: LocalCluster, job_dir: Path, job_id: int, uid: int = 0) -> Iterator[Receiver]:
     """A coordinator that leads, until the end of the block; of the user `uid`."""
     command, environment = cluster.command(
         [sys.executable, str(HERE), str(uid), str(job_dir), str(job_id), *cluster.node_names],

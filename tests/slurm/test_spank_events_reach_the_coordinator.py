@@ -6,7 +6,6 @@ import contextlib
 import os
 import pwd
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from administration import administered_cluster, installed  # noqa: F401
+from event_flood import flood
 from event_receiver import Receiver, allocation, make_job_dir, receiver
 from waiting import until
 
@@ -101,6 +101,15 @@ def test_the_prolog_of_a_node_is_one_event_whoever_tells_it(job: tuple[int, Rece
     coordinator.await_event("node_join")
     coordinator.await_count("duplicate")
     assert [event["node"] for event in coordinator.events("node_join")] == ["n1"]
+
+
+def test_a_thousand_events_a_second_lose_no_distinct_fact(
+    administered_cluster: LocalCluster,  # noqa: F811
+    job: tuple[int, Receiver],
+) -> None:
+    job_id, coordinator = job
+    flooded = flood(administered_cluster, coordinator, job_id, per_s=1000, seconds=10.0)
+    assert (flooded.sent, flooded.facts, flooded.taken) == (10_000, 5_000, 5_000)
 
 
 def test_a_coordinator_that_is_frozen_flooded_or_gone_delays_no_step(

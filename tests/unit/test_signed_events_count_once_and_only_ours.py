@@ -1,8 +1,11 @@
-"""Events that root signs: a fact is taken once, whoever tells it, and what is not this job's changes nothing."""
+"""Events that root signs: a fact is taken once, whoever tells it, and what is not this job's changes
+nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import itertools
 import json
 import subprocess
 import time
@@ -24,11 +27,13 @@ NOW = 1_800_000_000.0
 JOB, TERM = 7, 3
 
 
+NONCES = itertools.count()
+
+
 def payload(**changed: Any) -> dict[str, Any]:
     """What tm-notify signs, with a nonce of its own."""
-    payload.count = getattr(payload, "count", 0) + 1  # type: ignore[attr-defined]
     usual = {"v": 1, "job": JOB, "restart": 0, "term": TERM, "at": NOW, "node": "n1", "kind": "task_exit"}
-    told = {"source": "spank", "fact": "0.1", "reason": "killed", "nonce": f"{payload.count:032x}"}  # type: ignore[attr-defined]
+    told = {"source": "spank", "fact": "0.1", "reason": "killed", "nonce": f"{next(NONCES):032x}"}
     return {**usual, **told, **changed}
 
 
@@ -141,8 +146,6 @@ def test_what_is_not_signed_with_the_jobs_secret_is_refused() -> None:
     assert refusal(events, {"kind": "event", "event": {}}) == "unsigned"
     assert refusal(events, {**good, "payload": 5}) == "malformed"
     for text in ("", "{", "[]", "[" * 100_000):
-        import hmac
-
         mac = hmac.new(SECRET, b"tm_slurm event 1\0" + text.encode(), "sha256").hexdigest()
         assert refusal(events, {"payload": text, "mac": mac}) == "malformed"
     assert events.take(good, NOW) is not None, "nothing of it has changed anything"

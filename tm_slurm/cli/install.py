@@ -42,8 +42,8 @@ def install(prefix: Path | None, print_only: bool, slurm_user: str) -> None:
 
 
 def build_and_install(prefix: Path, *, state: Path | None = None) -> None:
-    """Build against the installed Slurm headers and put everything below `prefix`. `state`: where root notes the
-    jobs of a node, /run/tm_slurm usually. Failed, NotPermitted or
+    """Build against the installed Slurm headers and put everything below `prefix`. `state`: where root notes
+    the jobs of a node, /run/tm_slurm usually. Failed, NotPermitted or
     UserMistake otherwise."""
     sources = Path(__file__).parents[2] / "spank"
     if not (sources / "Makefile").exists():

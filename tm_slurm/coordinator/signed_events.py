@@ -1,5 +1,5 @@
-"""Signed events of root's programs at the leader's listener: what comes within a moment is journalled together,
-and answered once it is."""
+"""Signed events of root's programs at the leader's listener: what comes within a moment is journalled
+together, and answered once it is."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class SignedDoor:
     async def first_frame(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, timeout_s: float
     ) -> Message | None:
-        """The first frame of a connection, if it is one of a handshake; signed events are dealt with here, until
-        their connection ends or is silent for `timeout_s`. ChannelClosed or asyncio.TimeoutError."""
+        """The first frame of a connection, if it is one of a handshake; signed events are dealt with here,
+        until their connection ends or is silent for `timeout_s`. ChannelClosed or asyncio.TimeoutError."""
         channel = Channel(reader, writer)
         try:
             frame = await asyncio.wait_for(channel.receive(MAX_HELLO_BYTES), timeout_s)

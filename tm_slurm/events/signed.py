@@ -1,9 +1,9 @@
 """Events that root's programs on a node sign with the job's secret: the SPANK plugin, prolog, epilog, trigger
 and health programs, all by `tm-notify` (spank/notify/message.c makes what is read here).
 
-One frame, `{"kind": "signed_event", "payload": TEXT, "mac": HEX}`: the payload is a JSON object as text, the mac
-is HMAC-SHA-256 over LABEL and that text with the job's secret. The payload names the leader's term, so it is of
-no use to another leader; its nonce counts once; and it is believed for WINDOW_S around its own time.
+One frame, `{"kind": "signed_event", "payload": TEXT, "mac": HEX}`: the payload is a JSON object as text, the
+mac is HMAC-SHA-256 over LABEL and that text with the job's secret. The payload names the leader's term, so it
+is of no use to another leader; its nonce counts once; and it is believed for WINDOW_S around its own time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NAME_MAX = 255
 
 Why = Literal["unsigned", "malformed", "forged", "stale", "replayed", "foreign"]
 """unsigned: no mac; malformed: not what a payload is; forged: the mac is not by this job's secret (another
-user's, say); stale: of another leader's term, or from another time; replayed: the nonce was used before; foreign:
-about another job, or a node that is none of this job."""
+user's, say); stale: of another leader's term, or from another time; replayed: the nonce was used before;
+foreign: about another job, or a node that is none of this job."""
 
 REFUSALS: tuple[Why, ...] = get_args(Why)
 
@@ -93,8 +93,8 @@ class SignedEvents:
     """Takes frames, gives each distinct fact once. `counts` says how many frames came of it: `accepted`,
     `duplicate`, or refused, by reason.
 
-    `episodes` is shared with the poll of node states, `nodes` holds the names of the job's nodes, `handled` the
-    events that earlier leaders have handled. Pure: every method is told the time, Unix seconds."""
+    `episodes` is shared with the poll of node states, `nodes` holds the names of the job's nodes, `handled`
+    the events that earlier leaders have handled. Pure: every method is told the time, Unix seconds."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""What was asked by `--tm-standbys`, `--tm-policy` and `--tm-lead` on sbatch, srun or salloc: the SPANK plugin
-checks them when they are typed and leaves them in the job's environment."""
+"""What was asked by `--tm-standbys`, `--tm-policy` and `--tm-lead` on sbatch, srun or salloc: the SPANK
+plugin checks them when they are typed and leaves them in the job's environment."""
 
 from __future__ import annotations
 
