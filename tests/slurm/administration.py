@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster_names import own_name
@@ -12,14 +16,21 @@ from tm_slurm.install import Installed
 from tm_slurm.localcluster import LocalCluster
 
 
+@contextlib.contextmanager
+def open_directory(name: str) -> Iterator[Path]:
+    """A directory that every user reaches: pytest's own are for one user, and every pytest that starts makes
+    them so again."""
+    with tempfile.TemporaryDirectory(prefix=f"tm-slurm-{name}-", dir="/tmp") as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed() -> Iterator[Installed]:
     """Built against this machine's headers and put below a prefix of its own, as an administrator does."""
-    prefix = tmp_path_factory.mktemp("administration")
-    for folder in (prefix, prefix.parent, prefix.parent.parent):
-        folder.chmod(0o755)
-    build_and_install(prefix, state=prefix / "state")
-    return Installed(prefix)
+    with open_directory("administration") as prefix:
+        build_and_install(prefix, state=prefix / "state")
+        yield Installed(prefix)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from administration import administered_cluster, installed  # noqa: F401
+from administration import administered_cluster, installed, open_directory  # noqa: F401
 from event_flood import flood
 from event_receiver import Receiver, allocation, make_job_dir, receiver
 from waiting import until
@@ -35,12 +35,10 @@ USER, OTHER_USER = "daemon", "nobody"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place() -> Iterator[Path]:
     """A directory that every user reaches."""
-    path = tmp_path_factory.mktemp("jobs")
-    for folder in (path, path.parent, path.parent.parent):
-        folder.chmod(0o755)
-    return path
+    with open_directory("jobs") as path:
+        yield path
 
 
 @pytest.fixture
@@ -273,6 +271,18 @@ def test_a_job_with_tm_off_is_not_told_of(cluster: LocalCluster, place: Path) ->
             cluster.run(["srun", f"--jobid={job_id}", "true"], env=told)
             event = coordinator.await_event("task_exit")
             assert event["id"].endswith("/1.0"), "the second step, not the first"
+
+
+def test_nothing_of_a_job_is_left_on_its_node(cluster: LocalCluster) -> None:
+    def programs() -> list[str]:
+        return [command_name(pid) for pid in cluster.node_pids("n1")]
+
+    escape = "echo left >/dev/shm/left; setsid --fork sleep 321"
+    with allocation(cluster, "--nodelist=n1", user=USER) as job_id:
+        cluster.run(["srun", f"--jobid={job_id}", "sh", "-c", escape], user=USER, cwd="/")
+        assert "sleep" in programs(), "it has escaped from Slurm"
+    until(lambda: "sleep" not in programs())
+    until(lambda: cluster.run(["ls", "/dev/shm"], node="n1").stdout == "")
 
 
 def test_nobody_is_reached_through_a_directory_that_is_none(cluster: LocalCluster, place: Path) -> None:

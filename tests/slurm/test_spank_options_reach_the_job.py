@@ -3,6 +3,7 @@ count; and a plugin of another release, which keeps no job from running."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,14 @@ HEARD = {
     "TM_SLURM_POLICY": "double-up,fail",
     "TM_SLURM_LEAD_MINUTES": "5",
     "TM_SLURM_OFF": "1",
+}
+
+WRONG = {
+    "--tm-standbys=two": "a number of nodes from 0 to 65535",
+    "--tm-standbys=70000": "a number of nodes from 0 to 65535",
+    "--tm-policy=pray": "some of wait,double-up,",
+    "--tm-policy=wait,wait": "none twice",
+    "--tm-lead=0": "minutes from 1 to 10080",
 }
 
 
@@ -50,22 +59,17 @@ def test_what_is_asked_for_is_in_the_environment_of_the_job(cluster: LocalCluste
     assert out.read_text().count("\nTM_SLURM_STANDBYS=2\n") == 2, "in the batch script and in its step"
 
 
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("--tm-standbys=two", "a number of nodes from 0 to 65535"),
-        ("--tm-standbys=70000", "a number of nodes from 0 to 65535"),
-        ("--tm-policy=pray", "some of wait,double-up,"),
-        ("--tm-policy=wait,wait", "none twice"),
-        ("--tm-lead=0", "minutes from 1 to 10080"),
-    ],
-)
-def test_a_wrong_value_is_refused_at_submission(cluster: LocalCluster, option: str, expected: str) -> None:
-    for command in (["sbatch", option, "--wrap=true"], ["srun", option, "true"], ["salloc", option, "true"]):
-        done = cluster.run(command, check=False)
-        assert done.returncode != 0
-        ours = [line for line in done.stderr.splitlines() if line.startswith("tm_slurm: ")]
-        assert len(ours) == 1 and option.partition("=")[0] in ours[0] and expected in ours[0], done.stderr
+def test_a_wrong_value_is_refused_at_submission(cluster: LocalCluster) -> None:
+    for option, expected in WRONG.items():
+        for command in (
+            ["sbatch", option, "--wrap=true"],
+            ["srun", option, "true"],
+            ["salloc", option, "true"],
+        ):
+            done = cluster.run(command, check=False)
+            assert done.returncode != 0
+            ours = [line for line in done.stderr.splitlines() if line.startswith("tm_slurm: ")]
+            assert len(ours) == 1 and option.partition("=")[0] in ours[0] and expected in ours[0], done.stderr
     assert cluster.run(["squeue", "--noheader"]).stdout == ""
 
 
@@ -141,3 +145,22 @@ def test_only_what_slurm_calls_is_exported(installed: Installed) -> None:  # noq
     names = {line.split()[-1] for line in done.stdout.splitlines()}
     others = {name for name in names if not name.startswith("slurm_spank_")}
     assert others == {"plugin_name", "plugin_type", "plugin_version", "spank_plugin_version"}, "Slurm's own"
+
+
+def test_install_shows_what_is_there_and_uninstall_removes_it(
+    installed: Installed,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    shown = [sys.executable, "-m", "tm_slurm", "install", "--print", f"--prefix={installed.prefix}"]
+    lines = subprocess.run(shown, capture_output=True, text=True, check=True, timeout=60).stdout
+    named = set(re.findall(rf"{installed.prefix}[^\s*]*", lines))
+    assert len(named) >= 9 and all(Path(path).exists() for path in named), named
+    sources = Path(__file__).parents[2] / "spank"
+    made = ["make", "-s", "-C", str(sources), f"PREFIX={installed.prefix}", f"STATE={installed.prefix}/state"]
+    for goal in ("install", "uninstall"):
+        done = subprocess.run(
+            [*made, f"DESTDIR={tmp_path}", goal], capture_output=True, text=True, check=True, timeout=60
+        )
+        found = [path for path in tmp_path.rglob("*") if not path.is_dir()]
+        assert bool(found) == (goal == "install"), (found, done.stderr)
+    assert installed.is_there, "what is installed elsewhere is left alone"
