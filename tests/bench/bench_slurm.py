@@ -37,8 +37,8 @@ AWAIT_S = 20.0
 def event_times_ms(cluster: LocalCluster, job_id: int, coordinator: Receiver) -> list[float]:
     """From a task's death to its entry in the coordinator's journal, milliseconds."""
     died = coordinator.job_dir.parent / "died"
-    script = f"date +%s.%N >>{died}; kill -9 $$"
-    loop = f"for i in $(seq {TASKS}); do srun --jobid={job_id} sh -c '{script}'; done"
+    script = f"echo $EPOCHREALTIME >>{died}; kill -9 $$"
+    loop = f"for i in $(seq {TASKS}); do srun --jobid={job_id} bash -c '{script}'; done"
     told = {"TM_SLURM_EVENTS_TO": str(coordinator.job_dir)}
     cluster.run(["sh", "-c", loop], env=told, check=False)
     deadline = time.monotonic() + AWAIT_S

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import encodings.idna  # noqa: F401  (resolves names; a user may not read it later)
 import json
 import os
 import secrets

@@ -164,3 +164,11 @@ def test_install_shows_what_is_there_and_uninstall_removes_it(
         found = [path for path in tmp_path.rglob("*") if not path.is_dir()]
         assert bool(found) == (goal == "install"), (found, done.stderr)
     assert installed.is_there, "what is installed elsewhere is left alone"
+
+
+def test_the_c_parts_do_as_they_say(tmp_path: Path) -> None:
+    sources = Path(__file__).parents[2] / "spank"
+    command = ["make", "-s", "-C", str(sources), "check", f"BUILD={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["test_notify:", "ok", "test_plugin:", "ok"]

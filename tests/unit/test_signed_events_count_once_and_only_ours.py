@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_the_leader_over_loopback import SECRET, ask, lead
+from test_the_leader_over_loopback import LIMITS, SECRET, agent, ask, lead, ready, told
 
 from tm_slurm.control.frames import decode, encode
 from tm_slurm.coordinator.election import LeaderFile
 from tm_slurm.coordinator.leader import Leader
 from tm_slurm.events import Episodes, Event, NodeWatch
 from tm_slurm.events.signed import REFUSALS, WINDOW_S, EventRefused, SignedEvents, signed_frame
+from tm_slurm.observe.follow import JobFiles
 
 NOW = 1_800_000_000.0
 JOB, TERM = 7, 3
@@ -194,6 +195,32 @@ def test_the_leader_takes_signed_events_and_counts_the_others(tmp_path: Path) ->
     with_leader(tmp_path, act)
     timeline = [json.loads(line) for line in (tmp_path / "timeline.jsonl").read_text().splitlines()]
     assert [line["what"] for line in timeline if line["what"].startswith("event_")] == ["event_node_join"]
+
+
+def test_an_ended_task_is_evidence_against_a_node_whose_agent_is_away(tmp_path: Path) -> None:
+    """Then its node need not be given time to come back: within a tick, not after `reconnect_s`."""
+
+    async def act(leader: Leader) -> None:
+        witness, lost, _ = [await agent(tmp_path, node) for node in ("n1", "n2", "n3")]
+        for incarnation, channel in enumerate((witness, lost)):
+            channel.send(ready(incarnation))
+        await told(witness, "assign")
+        known = LeaderFile.read(tmp_path)
+        assert known is not None
+        ended = {"job": 0, "term": known.term, "at": time.time(), "node": "n2"}
+        assert await send(known.port, encode(signed(**ended))) == [{"ok": True}]
+        await asyncio.sleep(2 * LIMITS.reconnect_s)
+        assert leader.state.nodes["n2"].standing == "active"  # alone it is no evidence
+        lost.abort()
+        assert await send(known.port, encode(signed(**ended, fact="0.2"))) == [{"ok": True}]
+        await told(witness, "interrupt")
+
+    lead(tmp_path, act, nodes=3)
+    (entry,) = JobFiles(tmp_path).notes("node_lost")
+    assert (entry["node"], entry["reason"]) == (
+        "n2",
+        "its agent is not connected, and its ranks are said to be lost",
+    )
 
 
 def test_a_thousand_events_at_once_lose_no_distinct_fact(tmp_path: Path) -> None:

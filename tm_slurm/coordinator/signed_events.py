@@ -22,8 +22,8 @@ log = logging.getLogger("tm_slurm.leader")
 KINDS = frozenset({"signed_event", "event"})
 """First frames that are no handshake. An `event` by itself is one that nobody has signed."""
 
-TOGETHER_S = 0.003
-"""How long an event waits for others: one journal entry then holds them all."""
+APART_S = 0.005
+"""Least time between two journal entries: in a flood one entry holds all that has come meanwhile."""
 
 ENDED_KINDS = frozenset({"task_exit", "node_leave"})
 """After these the node's agent, if it is not connected either, need not be waited for."""
@@ -40,6 +40,7 @@ class SignedDoor:
         self._feed = feed
         self._presence = presence
         self._together: list[Event] = []
+        self._flushed_at = 0.0
         self._journalled: asyncio.Future[bool] | None = None
 
     @property
@@ -84,7 +85,8 @@ class SignedDoor:
         if self._journalled is None:
             loop = asyncio.get_running_loop()
             self._journalled = loop.create_future()
-            loop.call_later(TOGETHER_S, self._flush)
+            wait_s = self._flushed_at + APART_S - elapsed_s()
+            loop.call_later(max(0.0, wait_s), self._flush)
         self._together.append(event)
         return await asyncio.shield(self._journalled)
 
@@ -96,4 +98,5 @@ class SignedDoor:
         for event in events if taken else ():
             if event.kind in ENDED_KINDS:
                 self._presence.accuse(event.node, elapsed_s())
+        self._flushed_at = elapsed_s()
         journalled.set_result(taken)
