@@ -94,8 +94,12 @@ def test_the_death_of_a_task_is_known_within_50_ms(
     until(lambda: len(coordinator.events("step_end")) >= 50)
 
 
-def test_the_prolog_of_a_node_is_one_event_whoever_tells_it(job: tuple[int, Receiver]) -> None:
-    _, coordinator = job
+def test_the_prolog_of_a_node_is_one_event_whoever_tells_it(
+    administered_cluster: LocalCluster,  # noqa: F811
+    job: tuple[int, Receiver],
+) -> None:
+    job_id, coordinator = job
+    step(administered_cluster, job_id, "true", coordinator.job_dir)
     coordinator.await_event("node_join")
     coordinator.await_count("duplicate")
     assert [event["node"] for event in coordinator.events("node_join")] == ["n1"]
