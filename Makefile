@@ -6,12 +6,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SUDO   := $(if $(filter 0,$(shell id -u)),,sudo)
-APT    := munge slurm-wlm libslurm-dev iproute2 procps g++ make libssl-dev python3-dev python3-venv
+APT    := munge slurm-wlm libslurm-dev iproute2 procps gcc g++ make libssl-dev python3-dev python3-venv
 TORCH  := torch==2.13.0
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt demo test test-unit chaos bench sanitize fuzz lint cluster-up cluster-down clean
+.PHONY: help setup apt demo test test-unit chaos bench sanitize fuzz spank install uninstall lint cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
@@ -53,11 +53,21 @@ bench: setup ## All benchmarks; JSON in build/bench (one alone: make bench-comm)
 bench-%: setup
 	$(BIN)/python tests/bench/bench_$*.py
 
-sanitize: apt ## The transport under Address-, UndefinedBehavior- and ThreadSanitizer
+sanitize: apt ## The transport, the plugin and tm-notify under Address-, UndefinedBehavior- and ThreadSanitizer
 	$(MAKE) -C tests/comm/native sanitize SECONDS=$(or $(FOR),30)
+	$(MAKE) -C spank sanitize
 
 fuzz: apt ## Random input to the frame parser and the handshake, ten minutes each (FOR=seconds)
 	$(MAKE) -C tests/comm/native fuzz SECONDS=$(or $(FOR),600)
+
+spank: apt ## The SPANK plugin and tm-notify, against the installed Slurm headers (SLURM_INCLUDE=DIR: others)
+	$(MAKE) -C spank all $(if $(SLURM_INCLUDE),SLURM_INCLUDE=$(abspath $(SLURM_INCLUDE)))
+
+install: apt ## The administrators' part below PREFIX (/usr/local); `tm-slurm install --print` shows what refers to it
+	$(MAKE) -C spank install
+
+uninstall: ## Remove it again
+	$(MAKE) -C spank uninstall
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -207,7 +207,7 @@ def test_an_agent_that_falls_silent_is_lost_although_its_connection_stands(tmp_p
 @pytest.mark.parametrize(
     ("epoch", "reason"),
     [
-        (0, "its agent is not connected, and links to its ranks are broken"),
+        (0, "its agent is not connected, and its ranks are said to be lost"),
         (-1, "its agent closed the connection"),
     ],
 )

@@ -18,6 +18,7 @@ class LazyGroup(click.Group):
 
     COMMANDS: ClassVar[dict[str, tuple[str, str]]] = {
         "cluster": ("tm_slurm.cli.cluster:cluster", "A real Slurm cluster on this machine."),
+        "install": ("tm_slurm.cli.install:install", "For administrators: plugin, prolog, epilog, triggers."),
         "migrate": ("tm_slurm.cli.migrate:migrate", "Move a node's ranks to a standby."),
         "status": ("tm_slurm.cli.status:status", "Ranks, nodes, standbys, step, last interruption of a job."),
         "submit": ("tm_slurm.cli.submit:submit", "Submit a training job."),

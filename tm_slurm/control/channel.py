@@ -98,16 +98,22 @@ async def connect(host: str, port: int, secret: bytes, identity: Message, *, tim
 
 
 async def accept(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, timeout_s: float
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    secret: bytes,
+    *,
+    timeout_s: float,
+    hello: Message | None = None,
 ) -> Channel:
-    """Make a dialler prove itself. HandshakeRefused, ChannelClosed or asyncio.TimeoutError otherwise; then it
-    is closed."""
+    """Make a dialler prove itself. `hello`: its first frame, if that was read already. HandshakeRefused,
+    ChannelClosed or asyncio.TimeoutError otherwise; then it is closed."""
     channel = Channel(reader, writer)
 
     async def prove() -> Message:
         acceptor = Acceptor(secret)
         try:
-            channel.send(acceptor.challenge(await channel.receive(MAX_HELLO_BYTES)))
+            first = hello if hello is not None else await channel.receive(MAX_HELLO_BYTES)
+            channel.send(acceptor.challenge(first))
             return acceptor.verify(await channel.receive(MAX_HELLO_BYTES))
         except HandshakeRefused as error:
             channel.send({"refused": str(error)})

@@ -28,11 +28,13 @@ from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.requests import Requests
 from tm_slurm.coordinator.shrinking import reports_of_all
+from tm_slurm.coordinator.signed_events import SignedDoor
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
 from tm_slurm.coordinator.wards import Wards, wards_of
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
-from tm_slurm.events import Event, EventError
+from tm_slurm.events import Episodes, Event, EventError
+from tm_slurm.events.signed import SignedEvents
 from tm_slurm.observe.record import Record
 from tm_slurm.slurm import Slurm
 from tm_slurm.state.checkpoint_directory import checkpoints_of, complete, step_of
@@ -132,6 +134,18 @@ class Leader:
             node_of=self._node_of,
         )
         self._requests = Requests(self.state, self._feed, self.status)
+        self._signed = SignedDoor(
+            SignedEvents(
+                secret,
+                job_id=job_id,
+                term=leadership.term,
+                nodes=self.state.nodes,
+                episodes=Episodes() if self._slurm_side is None else self._slurm_side.episodes,
+                handled=self._seen,
+            ),
+            self._feed,
+            self._presence,
+        )
 
     def _replay(self) -> Comment | None:
         """Take every decision that the leaders before have taken; returns the job's comment that this led
@@ -236,7 +250,10 @@ class Leader:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            channel = await accept(reader, writer, self._secret, timeout_s=HANDSHAKE_TIMEOUT_S)
+            hello = await self._signed.first_frame(reader, writer, timeout_s=HANDSHAKE_TIMEOUT_S)
+            if hello is None:
+                return
+            channel = await accept(reader, writer, self._secret, timeout_s=HANDSHAKE_TIMEOUT_S, hello=hello)
         except (HandshakeRefused, ChannelClosed, OSError, asyncio.TimeoutError) as error:
             log.warning("refused a connection reason=%s", error)
             return
@@ -411,7 +428,8 @@ class Leader:
 
     def status(self) -> Message:
         """The state of the job as JSON: see tm_slurm.coordinator.status."""
-        return status_of(self.state, self._record, self.node, self._leadership.term, self._job_id)
+        status = status_of(self.state, self._record, self.node, self._leadership.term, self._job_id)
+        return {**status, "signed_events": self._signed.counts}
 
     def _write_status(self) -> None:
         if self._leadership.holds():

@@ -54,7 +54,8 @@ class Presence:
         self._awaited.discard(node)
 
     def accuse(self, node: str, now: float) -> None:
-        """A rank elsewhere says that its link to a rank there is broken."""
+        """A rank elsewhere says that its link to a rank there is broken, or root there that a task has
+        ended."""
         self._accused_at[node] = now
 
     def acquit(self, node: str) -> None:
@@ -83,7 +84,7 @@ class Presence:
             accused_at = self._accused_at.get(node)
             if accused_at is not None and now - accused_at <= self._reconnect_s:
                 if now - self._began >= SETTLE_S:
-                    reasons[node] = "its agent is not connected, and links to its ranks are broken"
+                    reasons[node] = "its agent is not connected, and its ranks are said to be lost"
             elif now - since > self._reconnect_s:
                 awaited = node in self._awaited
                 reasons[node] = (

@@ -59,6 +59,8 @@ class SlurmSide:
         self._poll_interval_s = poll_interval_s
         episodes = Episodes()
         episodes.restore(seen)
+        self.episodes = episodes
+        """The facts about nodes that hold: every source of events shares them."""
         self._watch = NodeWatch(episodes)
         self._lookout = Lookout(
             slurm=slurm, job_id=job_id, state=state, feed=feed, poll_interval_s=poll_interval_s

@@ -13,6 +13,9 @@ EventKind = Literal[
     "maintenance",  # a maintenance reservation has begun on the node
     "reboot",  # a reboot is asked for, and waits for jobs to leave
     "task_exit",  # a rank process or an agent ended
+    "step_end",  # a step of the job ended on the node
+    "node_join",  # the job has come to the node (prolog)
+    "node_leave",  # the job has left the node (epilog)
     "node_stop",  # slurmd stopped in an orderly way
     "unhealthy",  # a health check failed
     "straggler",  # the node is slower than the others
@@ -21,7 +24,7 @@ EventKind = Literal[
     "time_limit",  # the job's time is nearly over
     "preempt",  # Slurm wants the resources for another job
 ]
-EventSource = Literal["poll", "spank", "prolog", "epilog", "strigger", "agent", "link", "user"]
+EventSource = Literal["poll", "spank", "prolog", "epilog", "strigger", "health", "agent", "link", "user"]
 
 KINDS: frozenset[str] = frozenset(get_args(EventKind))
 SOURCES: frozenset[str] = frozenset(get_args(EventSource))

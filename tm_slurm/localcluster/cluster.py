@@ -42,6 +42,7 @@ class LocalCluster(ClusterAccess):
         slurmd_timeout_s: Slurm's SlurmdTimeout, seconds after which a silent node is DOWN.
         features: node name to its features (`Feature=` in slurm.conf).
         extra_conf: further lines for slurm.conf; they replace ours of the same name.
+        administration: the prefix of a `tm-slurm install --prefix`: its plugin, prolog and epilog are in use.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LocalCluster(ClusterAccess):
         slurmd_timeout_s: int = 10,
         features: Mapping[str, str] | None = None,
         extra_conf: str = "",
+        administration: str | os.PathLike[str] = "",
     ) -> None:
         for what, number, most in (
             ("nodes", nodes, 250),
@@ -75,6 +77,7 @@ class LocalCluster(ClusterAccess):
             slurmd_timeout_s=slurmd_timeout_s,
             features=dict(features or {}),
             extra_conf=extra_conf,
+            administration=os.path.abspath(administration) if administration else "",
         )
 
     def up(self, *, timeout_s: float = 30.0) -> bool:

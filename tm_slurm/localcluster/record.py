@@ -23,6 +23,7 @@ class Request:
     slurmd_timeout_s: int
     features: dict[str, str] = field(default_factory=dict)
     extra_conf: str = ""
+    administration: str = ""
 
     @property
     def node_names(self) -> tuple[str, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+from pathlib import Path
 
+from tm_slurm.install import Installed
 from tm_slurm.localcluster import accounting
 from tm_slurm.localcluster.layout import Layout
 from tm_slurm.localcluster.record import Record
@@ -95,6 +97,9 @@ def slurm_text(layout: Layout, record: Record, plugins: str | None) -> str:
         lines += [f"PluginDir={plugins}", f"AccountingStorageType={accounting.NAME}"]
     if plain and _own_name_is_loopback():
         lines.append("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny")
+    if request.administration:
+        installed = Installed(Path(request.administration))
+        lines += [*installed.slurm_conf(), f"PlugStackConfig={installed.plugstack}"]
     for node in request.node_names:
         words = [f"NodeName={node}", f"NodeAddr={address(record, node)}"]
         if plain:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tm_slurm.config import Config, ConfigError, load, parse_override
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
+from tm_slurm.submit.asked_options import asked_overrides
 from tm_slurm.submit.job_dir import (
     JobDirError,
     claim,
@@ -64,7 +65,7 @@ def shell_lines(config: Config, job_dir: Path, inherited: Mapping[str, str]) -> 
     return [
         *config.job.setup,
         *_unset_line(unset),
-        f"job_dir={shlex.quote(str(job_dir))}",
+        *_place_lines(job_dir),
         f"python={shlex.quote(config.job.python or sys.executable)}",
         f"step_options=({' '.join(shlex.quote(option) for option in step_options(config))})",
         _watch_line('"$python"'),
@@ -73,7 +74,8 @@ def shell_lines(config: Config, job_dir: Path, inherited: Mapping[str, str]) -> 
 
 def start_from_config(path: Path, overrides: Mapping[str, object], inherited: Mapping[str, str]) -> list[str]:
     """Prepare the job that this batch script is, from its configuration; return the shell lines."""
-    written = resolve(load(path, overrides), base=Path.cwd(), python=sys.executable)
+    asked = {**asked_overrides(inherited), **overrides}
+    written = resolve(load(path, asked), base=Path.cwd(), python=sys.executable)
     config = fit_to_allocation(written, inherited)
     job_id = environment.job_id(inherited)
     if job_id is None:
@@ -109,7 +111,7 @@ def start_submitted(pattern: str, submission: str, inherited: Mapping[str, str])
         set_verdict_aside(job_dir)
     unset = environment.dropped(inherited, environment.for_step(inherited))
     watch = _watch_line(shlex.quote(sys.executable))
-    return [*_unset_line(unset), f"job_dir={shlex.quote(str(job_dir))}", watch]
+    return [*_unset_line(unset), *_place_lines(job_dir), watch]
 
 
 def _restarts(job_id: int, inherited: Mapping[str, str]) -> int:
@@ -127,6 +129,11 @@ def _restarts(job_id: int, inherited: Mapping[str, str]) -> int:
 
 def _unset_line(names: list[str]) -> list[str]:
     return [f"unset {' '.join(names)}"] if names else []
+
+
+def _place_lines(job_dir: Path) -> list[str]:
+    """The second is for the SPANK plugin, where there is one: events about the job go there."""
+    return [f"job_dir={shlex.quote(str(job_dir))}", 'export TM_SLURM_EVENTS_TO="$job_dir"']
 
 
 def _watch_line(python: str) -> str:

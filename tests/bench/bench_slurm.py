@@ -1,0 +1,110 @@
+"""What the administrators' part costs and brings, on a local cluster with the plugin loaded.
+
+Events: 50 tasks are killed, one after the other; how long after each death the coordinator has journalled it.
+Frozen coordinator: by how much longer a step takes whose coordinator is stopped. Flood: 1,000 events a second
+for 10 s, each fact twice; how many distinct facts are lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
+
+from event_flood import flood
+from event_receiver import Receiver, allocation, make_job_dir, receiver
+
+from tm_slurm.cli.install import build_and_install
+from tm_slurm.localcluster import LocalCluster
+from tm_slurm.localcluster.requirements import slurm_version
+
+RESULT = Path("build/bench/slurm.json")
+TASKS = 50
+PAIRS = 25
+FLOOD_PER_S, FLOOD_S = 1000, 10.0
+AWAIT_S = 20.0
+
+
+def event_times_ms(cluster: LocalCluster, job_id: int, coordinator: Receiver) -> list[float]:
+    """From a task's death to its entry in the coordinator's journal, milliseconds."""
+    died = coordinator.job_dir.parent / "died"
+    script = f"echo $EPOCHREALTIME >>{died}; kill -9 $$"
+    loop = f"for i in $(seq {TASKS}); do srun --jobid={job_id} bash -c '{script}'; done"
+    told = {"TM_SLURM_EVENTS_TO": str(coordinator.job_dir)}
+    cluster.run(["sh", "-c", loop], env=told, check=False)
+    deadline = time.monotonic() + AWAIT_S
+    while len(coordinator.events("task_exit")) < TASKS and time.monotonic() < deadline:
+        time.sleep(0.05)
+    known = sorted(event["at"] for event in coordinator.events("task_exit"))
+    if len(known) != TASKS:
+        raise SystemExit(f"{len(known)} of {TASKS} deaths were heard of within {AWAIT_S:g} s")
+    times = sorted(float(word) for word in died.read_text().split())
+    return [(seen - then) * 1e3 for seen, then in zip(known, times, strict=True)]
+
+
+def step_ms(cluster: LocalCluster, job_id: int, to: Path | None) -> float:
+    env = {} if to is None else {"TM_SLURM_EVENTS_TO": str(to)}
+    began = time.perf_counter()
+    cluster.run(["srun", f"--jobid={job_id}", "true"], env=env)
+    return (time.perf_counter() - began) * 1e3
+
+
+def frozen_delay_ms(cluster: LocalCluster, job_id: int, coordinator: Receiver) -> float:
+    """Median of what a step takes longer, alternating pairs."""
+    coordinator.freeze()
+    try:
+        return statistics.median(
+            step_ms(cluster, job_id, coordinator.job_dir) - step_ms(cluster, job_id, None)
+            for _ in range(PAIRS)
+        )
+    finally:
+        coordinator.thaw()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-slurm-") as folder:
+        prefix = Path(folder) / "installed"
+        prefix.mkdir()
+        build_and_install(prefix, state=prefix / "state")
+        name = f"bench-{os.getpid()}"
+        with (
+            LocalCluster(nodes=2, mode="namespaces", name=name, administration=prefix) as cluster,
+            allocation(cluster, "--nodelist=n1") as job_id,
+            receiver(cluster, make_job_dir(Path(folder) / "job"), job_id) as coordinator,
+        ):
+            times_ms = event_times_ms(cluster, job_id, coordinator)
+            delay_ms = frozen_delay_ms(cluster, job_id, coordinator)
+            flooded = flood(cluster, coordinator, job_id, per_s=FLOOD_PER_S, seconds=FLOOD_S)
+    figures: dict[str, Any] = {
+        "spank_event_ms_median": statistics.median(times_ms),
+        "spank_event_ms_max": max(times_ms),
+        "frozen_coordinator_delay_ms": delay_ms,
+        "flood_events_a_s": flooded.sent / flooded.seconds,
+        "flood_facts_lost": flooded.facts - flooded.taken,
+    }
+    result = {
+        "name": "slurm",
+        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
+        "versions": {"slurm": ".".join(map(str, slurm_version())), "python": platform.python_version()},
+        "figures": figures,
+        "parts": {"event_ms": times_ms},
+    }
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    for figure, value in figures.items():
+        print(f"{figure:>32} {value:.3f}")
+
+
+if __name__ == "__main__":
+    main()
