@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tm_slurm.config import Config, ConfigError, load, parse_override
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
+from tm_slurm.submit.checks import Unsubmittable, check_options
 from tm_slurm.submit.job_dir import (
     JobDirError,
     claim,
@@ -74,6 +75,7 @@ def shell_lines(config: Config, job_dir: Path, inherited: Mapping[str, str]) -> 
 def start_from_config(path: Path, overrides: Mapping[str, object], inherited: Mapping[str, str]) -> list[str]:
     """Prepare the job that this batch script is, from its configuration; return the shell lines."""
     written = resolve(load(path, overrides), base=Path.cwd(), python=sys.executable)
+    check_options(written)
     config = fit_to_allocation(written, inherited)
     job_id = environment.job_id(inherited)
     if job_id is None:
@@ -151,7 +153,7 @@ def main(arguments: list[str]) -> int:
             lines = start_from_config(given.config, overrides, os.environ)
         else:
             raise ConfigError("no configuration given: sbatch sbatch_templates/train.sbatch CONFIG")
-    except (ConfigError, AllocationError, JobDirError) as error:
+    except (ConfigError, AllocationError, JobDirError, Unsubmittable) as error:
         print(f"tm_slurm: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
