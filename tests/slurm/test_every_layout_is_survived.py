@@ -77,3 +77,23 @@ def test_lost_ranks_change_no_bit(
     digests = job.finish(limit_s=200.0)
     assert digests == undisturbed(cluster, tmp_path, name)
     assert len(digests) == len(job.seats())
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("char_gpt_shard2", 1),
+        ("char_gpt_tp2", 0),
+        ("char_gpt_pp2", 1),
+        pytest.param("char_gpt_dp2_pp4", 2, marks=pytest.mark.layouts),
+        pytest.param("char_gpt_dp2_tp2_pp2", 6, marks=pytest.mark.layouts),
+    ],
+)
+def test_a_move_changes_no_bit(cluster: LocalCluster, tmp_path: Path, name: str, rank: int) -> None:
+    job = start(cluster, tmp_path, name, 1)
+    job.warm(1)
+    node = job.seats()[rank]
+    asked = job.tm_slurm("migrate", str(job.files.job_dir), "--node", node)
+    assert asked.returncode == 0, asked.stderr
+    assert job.note("moved")["pairs"][0]["leaver"] == node
+    assert job.finish(limit_s=200.0) == undisturbed(cluster, tmp_path, name)
