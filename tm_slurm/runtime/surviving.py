@@ -14,6 +14,7 @@ from typing import Any
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Outgoing
+from tm_slurm.runtime.pipelines import forget_broken_step
 from tm_slurm.runtime.vote import FAILURES, Discarded, Vote, failure_in
 from tm_slurm.runtime.worker import Worker
 from tm_slurm.state import Mark, StateError, capture
@@ -51,6 +52,7 @@ class Surviving:
             torn = self._vote.was_held
             self._resolution = self._stop(self._worker, failure, at_vote=False, torn=torn)
             self._discarded = True
+            forget_broken_step()
 
     def _failed_at_vote(self, error: RuntimeError) -> None:
         if self._worker is None or self._worker.endpoint.sandbox:
