@@ -12,6 +12,7 @@ from tm_slurm.config import load
 from tm_slurm.localcluster import LocalCluster
 
 pytestmark = pytest.mark.slurm
+LONG = pytest.mark.layouts
 ROOT = Path(__file__).parents[2]
 STEPS = 80
 TINY = {
@@ -56,14 +57,14 @@ def lose(job: TrainingJob, rank: int, per_node: int, times: int) -> dict[str, ob
 @pytest.mark.parametrize(
     ("name", "ranks", "source"),
     [
-        ("char_gpt_shard2", [0, 1], "snapshot"),
-        ("char_gpt_tp2", [1, 0], "snapshot"),
+        pytest.param("char_gpt_shard2", [0, 1], "snapshot", marks=LONG),
+        pytest.param("char_gpt_tp2", [1, 0], "snapshot", marks=LONG),
         ("char_gpt_pp2", [0, 1], "snapshot"),
-        ("char_gpt_dp2_shard2", [3], "replicas"),
-        pytest.param("char_gpt_dp2_pp4", [0, 6, 3], "replicas", marks=pytest.mark.layouts),
-        pytest.param("char_gpt_dp2_pp4", [7, 4, 1], "replicas", marks=pytest.mark.layouts),
-        pytest.param("char_gpt_dp2_tp2_pp2", [0, 5, 3, 6], "replicas", marks=pytest.mark.layouts),
-        pytest.param("char_gpt_dp2_tp2_pp2", [1, 4, 2, 7], "replicas", marks=pytest.mark.layouts),
+        pytest.param("char_gpt_dp2_shard2", [3], "replicas", marks=LONG),
+        pytest.param("char_gpt_dp2_pp4", [0, 6, 3], "replicas", marks=LONG),
+        pytest.param("char_gpt_dp2_pp4", [7, 4, 1], "replicas", marks=LONG),
+        pytest.param("char_gpt_dp2_tp2_pp2", [0, 5, 3, 6], "replicas", marks=LONG),
+        pytest.param("char_gpt_dp2_tp2_pp2", [1, 4, 2, 7], "replicas", marks=LONG),
     ],
 )
 def test_lost_ranks_change_no_bit(
@@ -82,11 +83,11 @@ def test_lost_ranks_change_no_bit(
 @pytest.mark.parametrize(
     ("name", "rank"),
     [
-        ("char_gpt_shard2", 1),
+        pytest.param("char_gpt_shard2", 1, marks=LONG),
         ("char_gpt_tp2", 0),
-        ("char_gpt_pp2", 1),
-        pytest.param("char_gpt_dp2_pp4", 2, marks=pytest.mark.layouts),
-        pytest.param("char_gpt_dp2_tp2_pp2", 6, marks=pytest.mark.layouts),
+        pytest.param("char_gpt_pp2", 1, marks=LONG),
+        pytest.param("char_gpt_dp2_pp4", 2, marks=LONG),
+        pytest.param("char_gpt_dp2_tp2_pp2", 6, marks=LONG),
     ],
 )
 def test_a_move_changes_no_bit(cluster: LocalCluster, tmp_path: Path, name: str, rank: int) -> None:
