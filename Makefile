@@ -11,7 +11,7 @@ TORCH  := torch==2.13.0
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt demo test test-unit chaos bench sanitize fuzz spank install uninstall lint cluster-up cluster-down clean
+.PHONY: help setup apt demo test test-unit test-layouts chaos bench sanitize fuzz spank install uninstall lint cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
@@ -43,6 +43,9 @@ test: setup ## All tests, those against real Slurm daemons too
 
 test-unit: setup ## The tests that need neither Slurm nor seconds
 	$(BIN)/python -m pytest tests/unit
+
+test-layouts: setup ## char_gpt in its larger layouts and compiled, ranks lost in any order: minutes
+	$(BIN)/python -m pytest -m layouts tests/comm tests/slurm
 
 chaos: setup ## Random faults against a training run, seeds 1 to 20 (SEEDS=n), five faults each (FAULTS=n)
 	$(BIN)/python tests/chaos/chaos.py --seeds $(or $(SEEDS),20) --faults $(or $(FAULTS),5)

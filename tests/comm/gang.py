@@ -21,7 +21,7 @@ from tm_slurm import comm
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 JOB = "job-1"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def _put(pipe: Connection, *message: Any) -> None:

@@ -156,12 +156,13 @@ def reference(kind: type[Training], size: int) -> list[str]:
         return [one.result() for one in members.world(undisturbed, size, kind)]
 
 
-def replaced(kind: type[Training], size: int, leavers: list[int]) -> list[str]:
-    """The digests of all ranks of a run whose leavers were replaced before step FIRST."""
+def replaced(kind: type[Training], size: int, leavers: list[int], worker: Any = joiner) -> list[str]:
+    """The digests of all ranks of a run whose leavers were replaced before step FIRST. `worker`: what a
+    joiner does."""
     with gang() as members:
         world = members.world(member, size, kind, leavers)
         states = {rank: world[rank].hear() for rank in leavers}
-        stayers, joiners = prepare(members, world, leavers, joiner, kind)
+        stayers, joiners = prepare(members, world, leavers, worker, kind)
         for one in joiners:
             one.tell(states[one.rank])
         for stayer in stayers:

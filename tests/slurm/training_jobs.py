@@ -175,13 +175,13 @@ class TrainingJob:
 
         self.until(f"{count} warm standbys", self.unless_failed(warm))
 
-    def rank_pid(self, node: str) -> int:
-        """The rank process of a node (one a node); AssertionError when there is none."""
-        mine = {f"TM_SLURM_JOB_DIR={self.files.job_dir}", "TM_SLURM_SLOT=0"}
+    def rank_pid(self, node: str, slot: int = 0) -> int:
+        """The rank process in a slot of a node; AssertionError when there is none."""
+        mine = {f"TM_SLURM_JOB_DIR={self.files.job_dir}", f"TM_SLURM_SLOT={slot}"}
         for pid in self.cluster.node_pids(node):
             if mine <= environment_of(pid):
                 return pid
-        raise AssertionError(f"no rank process on {node}")
+        raise AssertionError(f"no rank process in slot {slot} of {node}")
 
     def agent_pid(self, node: str) -> int:
         """The agent of a node; AssertionError when there is none."""
@@ -194,9 +194,9 @@ class TrainingJob:
                         return pid
         raise AssertionError(f"no agent on {node}")
 
-    def kill_rank(self, node: str) -> None:
-        """SIGKILL to the rank process of a node (one a node)."""
-        os.kill(self.rank_pid(node), signal.SIGKILL)
+    def kill_rank(self, node: str, slot: int = 0) -> None:
+        """SIGKILL to the rank process in a slot of a node."""
+        os.kill(self.rank_pid(node, slot), signal.SIGKILL)
 
     def runs_again(self, starts: int = 2) -> None:
         """Wait until a requeued job leads itself for the time `starts`. Slurm lets it wait for two minutes

@@ -289,3 +289,18 @@ def test_a_requeued_task_is_the_same_task() -> None:
     assert again.function is task
     copy = pickle.loads(pickle.dumps(task))
     assert (copy.config_text, copy.submission) == ("train: {module: t}\n", "a")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [("{tp: 4}", "tp 4 * pp 1 is 4"), ("{tp: 3}", "the 4 heads"), ("{shards: 2}", "did you mean shard?")],
+)
+def test_an_example_whose_options_cannot_be_is_refused(login: Login, parallel: str, said: str) -> None:
+    login.write(
+        "job: {nodes: 2}\n"
+        f"train: {{module: tm_slurm.examples.char_gpt, steps: 1, options: {{parallel: {parallel}}}}}\n"
+    )
+    result = login.submit()
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: train.options.parallel") and said in result.stderr
+    assert result.stderr.count("\n") == 1 and not login.submitted

@@ -42,7 +42,13 @@ def submit(
     """
     from tm_slurm.config import ConfigError, load, parse_override
     from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect
-    from tm_slurm.submit.checks import Unsubmittable, check_directory, check_partition, check_program
+    from tm_slurm.submit.checks import (
+        Unsubmittable,
+        check_directory,
+        check_options,
+        check_partition,
+        check_program,
+    )
     from tm_slurm.submit.job_dir import JobDirError, resolve
 
     named: dict[str, Any] = {"--nodes": nodes, "--standbys": standbys, "--job-name": job_name}
@@ -54,6 +60,7 @@ def submit(
             said[key] = f"--set {key}"
         resolved = resolve(load(config, overrides), base=Path.cwd(), python=sys.executable)
         check_program(resolved)
+        check_options(resolved)
         check_directory(resolved)
     except ConfigError as error:
         raise UserMistake(_in_the_users_words(str(error), said)) from None

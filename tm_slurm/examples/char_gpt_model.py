@@ -20,7 +20,7 @@ class Block(nn.Module):
     def __init__(self, options: ModelOptions) -> None:
         super().__init__()
         width = options.width
-        self.heads = options.heads
+        self.head_width = width // options.heads
         self.attention_norm = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.attention_out = nn.Linear(width, width, bias=False)
@@ -30,13 +30,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, hidden: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-        batch, length, width = hidden.shape
+        batch, length, _ = hidden.shape
         projected = self.query_key_value(self.attention_norm(hidden))
-        query, key, value = projected.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = projected.view(batch, length, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(
             turned(query, turn), turned(key, turn), value, is_causal=True
         )
-        attended = attended.transpose(1, 2).reshape(batch, length, width)
+        attended = attended.transpose(1, 2).flatten(2)
         hidden = hidden + self.dropout(self.attention_out(attended))
         expanded = functional.gelu(self.up(self.forward_norm(hidden)), approximate="tanh")
         out: torch.Tensor = hidden + self.dropout(self.down(expanded))
@@ -44,7 +44,14 @@ class Block(nn.Module):
 
 
 class CharGpt(nn.Module):
-    """Logits of the next byte, [batch, length, 256], for bytes [batch, length]."""
+    """Logits of the next byte, [batch, length, 256], for bytes [batch, length].
+
+    After `keep_stage` it is one stage of a pipeline: between stages go hidden values, [batch, length, width].
+    """
+
+    embedding: nn.Embedding | None
+    norm: nn.LayerNorm | None
+    head: nn.Linear | None
 
     def __init__(self, options: ModelOptions) -> None:
         super().__init__()
@@ -62,11 +69,23 @@ class CharGpt(nn.Module):
                 shrink = math.sqrt(2 * options.layers) if residual else 1.0
                 nn.init.normal_(parameter, std=1 / (shrink * math.sqrt(parameter.shape[1])))
 
+    def keep_stage(self, stage: int, stages: int) -> None:
+        """Drops all layers but those of one stage of so many; the first has the embedding, the last the
+        head."""
+        each = len(self.blocks) // stages
+        self.blocks = self.blocks[stage * each : (stage + 1) * each]
+        if stage > 0:
+            self.embedding = None
+        if stage < stages - 1:
+            self.norm = self.head = None
+
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        hidden = self.dropout(self.embedding(text))
+        hidden = text if self.embedding is None else self.dropout(self.embedding(text))
         turn = turns(text.shape[1], self._pairs, text.device)
         for block in self.blocks:
             hidden = block(hidden, turn)
+        if self.head is None or self.norm is None:
+            return hidden
         logits: torch.Tensor = self.head(self.norm(hidden))
         return logits
 

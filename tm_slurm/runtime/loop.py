@@ -260,6 +260,7 @@ class Runtime(StandingBy):
             self.state = {}
             self._mark = None
             dist.destroy_process_group()
+            _forget_meshes()
             gc.collect()
         worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(peers))
         dist.init_process_group("tm", store=HashStore(), rank=rank, world_size=world_size)
@@ -333,3 +334,12 @@ def _import_what_comes_late() -> None:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     gc.collect()
     gc.freeze()
+
+
+def _forget_meshes() -> None:
+    """DTensor keeps what it worked out for a mesh; another role's mesh of the same ranks counts as equal, but
+    its groups are gone."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

@@ -16,9 +16,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Outgoing
+from tm_slurm.runtime.pipelines import forget_broken_step
 from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.storing import CannotGoBack
-from tm_slurm.runtime.vote import FAILURES, Discarded, Vote
+from tm_slurm.runtime.vote import FAILURES, Discarded, Vote, failure_in
 from tm_slurm.runtime.worker import Worker
 from tm_slurm.state import Mark, StateError, capture
 from tm_slurm.state.entries import OBJECT, state_entries
@@ -53,15 +54,15 @@ class Surviving:
             yield
         except Discarded:
             self._discarded = True
-        except FAILURES as error:
-            if self._worker is None or self._worker.endpoint.sandbox:
+        except Exception as error:  # what frameworks make of a failed collective may be of any class
+            failure = failure_in(error)
+            if failure is None or self._worker is None or self._worker.endpoint.sandbox:
+                self._say_failing()
                 raise
             torn = self._vote.was_held
-            self._resolution = self._stop(self._worker, error, at_vote=False, torn=torn)
+            self._resolution = self._stop(self._worker, failure, at_vote=False, torn=torn)
             self._discarded = True
-        except Exception:
-            self._say_failing()
-            raise
+            forget_broken_step()
 
     def _say_failing(self) -> None:
         """The user's step has failed: tell the agent where, for whoever looks for the cause."""
@@ -191,10 +192,13 @@ class Surviving:
                 self._keys_told.clear()
                 self._exchange_due = True
                 return
-            except (CannotGoBack, *FAILURES) as error:
+            except Exception as error:  # as in `attempt`
+                failure = error if isinstance(error, CannotGoBack) else failure_in(error)
+                if failure is None:
+                    raise
                 self.step = 0
                 worker.rank, worker.world_size = rank, world_size
-                order = self._stop(worker, error, begun=False)
+                order = self._stop(worker, failure, begun=False)
 
     @staticmethod
     def _rank_of(worker: Worker) -> int:

@@ -19,6 +19,20 @@ from tm_slurm.comm import CollectiveTimeout, GroupInterrupted, PeerLost
 FAILURES = (GroupInterrupted, PeerLost, CollectiveTimeout)
 """What a collective raises when somebody else has failed."""
 
+
+def failure_in(error: BaseException) -> RuntimeError | None:
+    """The failure of somebody else that `error` is or comes from: a pipeline's stage, for one, raises an
+    error of its own from what a collective in its forward or backward pass has raised."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, FAILURES):
+            return link
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return None
+
+
 SNAPSHOT = 1
 CHECKPOINT = 2
 PRIVATE = 4

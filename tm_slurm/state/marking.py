@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tm_slurm.state.entries import GENERATOR, MODULE, OBJECT, drop_gradients, state_entries
+from tm_slurm.state.entries import GENERATOR, MODULE, OBJECT, drop_gradients, reshard, state_entries
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.generators import read_generator, read_generators, write_generator, write_generators
 
@@ -36,6 +36,10 @@ class Mark:
         Gradients become None: a loop that accumulates them over micro-batches does so inside one step.
         Raises StateError if an object's load_state_dict() fails.
         """
+        drop_gradients(self._state)  # of gathered parameters too, where the step was broken off
+        for _, kind, value in state_entries(self._state):
+            if kind == MODULE:
+                reshard(value)  # on all ranks alike, or they would not gather together again
         drop_gradients(self._state)
         with torch.no_grad():
             if self._buffers:

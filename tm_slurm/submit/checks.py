@@ -6,6 +6,7 @@ No import of the user's code, and none of torch.
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.machinery
 import os
 import sys
@@ -35,6 +36,20 @@ def check_program(config: Config) -> None:
         raise Unsubmittable(
             f"train.module: no module {train.module} in {os.getcwd()} or what {sys.executable} has installed"
         )
+
+
+def check_options(config: Config) -> None:
+    """Raise Unsubmittable when an example that ships with tm_slurm could not run with its `train.options` on
+    so many ranks. What a user's own program makes of them is its own affair.
+    """
+    package, _, name = (config.train.module or "").rpartition(".")
+    if package != "tm_slurm.examples" or not _module_exists(f"{package}.{name}_options"):
+        return
+    options = importlib.import_module(f"{package}.{name}_options")
+    try:
+        options.check(config.train.options, config.job.nodes * config.job.ranks_per_node)
+    except ValueError as error:
+        raise Unsubmittable(str(error)) from None
 
 
 def check_directory(config: Config) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tm_slurm.config import Config, ConfigError, load, parse_override
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
 from tm_slurm.submit.asked_options import asked_overrides
+from tm_slurm.submit.checks import Unsubmittable, check_options
 from tm_slurm.submit.job_dir import (
     JobDirError,
     claim,
@@ -76,6 +77,7 @@ def start_from_config(path: Path, overrides: Mapping[str, object], inherited: Ma
     """Prepare the job that this batch script is, from its configuration; return the shell lines."""
     asked = {**asked_overrides(inherited), **overrides}
     written = resolve(load(path, asked), base=Path.cwd(), python=sys.executable)
+    check_options(written)
     config = fit_to_allocation(written, inherited)
     job_id = environment.job_id(inherited)
     if job_id is None:
@@ -162,7 +164,7 @@ def main(arguments: list[str]) -> int:
             lines = start_from_config(given.config, overrides, os.environ)
         else:
             raise ConfigError("no configuration given: sbatch sbatch_templates/train.sbatch CONFIG")
-    except (ConfigError, AllocationError, JobDirError) as error:
+    except (ConfigError, AllocationError, JobDirError, Unsubmittable) as error:
         print(f"tm_slurm: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
