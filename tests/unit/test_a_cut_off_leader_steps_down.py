@@ -148,7 +148,7 @@ def test_a_closed_connection_and_a_broken_link_together_are_enough(accused_first
     if not accused_first:
         assert not job.lost()
         job.presence.accuse("n3", job.now)
-    assert list(job.lost()) == ["n3"] and "broken" in job.lost()["n3"]
+    assert list(job.lost()) == ["n3"] and "lost" in job.lost()["n3"]
 
 
 def test_a_new_leader_lets_agents_come_before_it_believes_a_broken_link() -> None:

@@ -17,6 +17,7 @@ from state_examples import train, training
 from tm_slurm.config.model import PolicyConfig
 from tm_slurm.runtime import checkpoint
 from tm_slurm.runtime.agent_link import AgentLink
+from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.storing import CannotGoBack, Storing
 from tm_slurm.runtime.vote import SNAPSHOT
 from tm_slurm.state import digest, pack, unpack
@@ -56,7 +57,7 @@ def test_a_standby_that_fetched_one_ranks_snapshot_and_becomes_another_fetches_a
         train(state)
         duties = {"vault": [HOST, vault.port], "keeper": "n1", "owner": 0, "snapshots": True}
         standby.handlers()["duties"](duties)
-        standby.at_boundary(SNAPSHOT | (2 + 1) << 8, state, 3, rank=0, epoch=1)
+        standby.at_boundary(SNAPSHOT | (2 + 1) << 8, state, 3, shares=Shares(), epoch=1)
         assert any(slot.step == 3 for slot in standby._peer_memory()._slots), "no memory is left for it"
 
 
@@ -70,7 +71,7 @@ def test_after_going_back_further_the_next_snapshot_is_the_newest(tmp_path: Path
         survivor.handlers()["snapshot_complete"]({"step": 9})  # told, and then all went back behind it
         survivor.go_back(back_to(8, vault), state, 0)
         assert survivor.local_snapshots(0) == [8]
-        survivor.at_boundary(0, state, 8, rank=0, epoch=1)
+        survivor.at_boundary(0, state, 8, shares=Shares(), epoch=1)
         survivor.gone_back(4)
         assert survivor.local_snapshots(0) == [] and survivor.flags(6) == SNAPSHOT
 
@@ -86,12 +87,12 @@ def test_a_process_that_did_not_become_a_rank_keeps_nothing_of_it(tmp_path: Path
 def test_the_first_snapshot_finds_memory_that_was_reserved(tmp_path: Path) -> None:
     state = training(1, 1)
     with storing(tmp_path) as rank:
-        rank.at_boundary(0, state, 1, rank=0, epoch=0)
+        rank.at_boundary(0, state, 1, shares=Shares(), epoch=0)
         assert rank._memory is None, "nobody has said that snapshots are wanted"
         duties = {"vault": [HOST, 1], "keeper": "n1", "owner": 0, "snapshots": True}
         rank.handlers()["duties"](duties)
         assert rank.flags(2) == 0
-        rank.at_boundary(0, state, 2, rank=0, epoch=0)
+        rank.at_boundary(0, state, 2, shares=Shares(), epoch=0)
         assert rank.flags(3) == SNAPSHOT
         assert reserved(rank) == [Stored, Stored]
 
