@@ -315,6 +315,7 @@ class Runtime(StandingBy):
             worker.stop_at(self.step)
             order = worker.await_resolution("finish")
             if order["kind"] != "resolve":
+                worker.storing.close()
                 return
             self._discarded = False
             self._go_on(order)

@@ -36,6 +36,9 @@ FELT_STEPS = 2
 
 FELT_SNAPSHOTS = 9
 
+CLOSE_LIMIT_S = 30.0
+"""At the end of training, a checkpoint that is being written is waited for no longer."""
+
 AIM = 0.005
 """The share of the step time that snapshots may take by what was measured: half of the 1 % that is promised,
 since steps differ and not all that a snapshot costs shows on this rank."""
@@ -82,6 +85,7 @@ class Storing:
         self._checkpoints: dict[int, checkpoint.Checkpoints] = {}
         """rank → what writes its part: this one, and absent ones whose share is done here"""
         self._publisher: Background | None = None
+        self._closed = False
         self._written_as: dict[tuple[int, int], int] = {}
 
     def handlers(self) -> dict[str, Callable[[Message], None]]:
@@ -123,8 +127,11 @@ class Storing:
     def _on_publish(self, message: Message) -> None:
         """All ranks have written their parts; rank 0 makes the checkpoint the newest and removes old
         ones."""
-        if self._publisher is None:
-            self._publisher = Background("tm-publish")
+        with self._lock:
+            if self._closed:
+                return
+            if self._publisher is None:
+                self._publisher = Background("tm-publish")
         self._publisher.submit(lambda: self._publish(message))
 
     def _publish(self, message: Message) -> None:
@@ -138,6 +145,18 @@ class Storing:
             checkpoint.prune(self._directory, keep=self._policy.checkpoints_kept)
         except (OSError, StateError) as error:
             self._link.send({"kind": "checkpoint_failed", **told, "why": str(error)})
+
+    def close(self) -> None:
+        """Nothing more is kept of this process; what is being written is waited for. A thread that is in
+        native code when the interpreter ends would abort the process."""
+        with self._lock:
+            self._closed = True
+        for writer in self._checkpoints.values():
+            writer.close(CLOSE_LIMIT_S)
+        if self._publisher is not None:
+            self._publisher.close(CLOSE_LIMIT_S)
+        if self._memory is not None:
+            self._memory.close()
 
     # ---- the pacer ----
 
