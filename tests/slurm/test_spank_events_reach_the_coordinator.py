@@ -96,13 +96,18 @@ def test_the_death_of_a_task_is_known_within_50_ms(
 
 def test_the_prolog_of_a_node_is_one_event_whoever_tells_it(
     administered_cluster: LocalCluster,  # noqa: F811
-    job: tuple[int, Receiver],
+    place: Path,
 ) -> None:
-    job_id, coordinator = job
-    step(administered_cluster, job_id, "true", coordinator.job_dir)
-    coordinator.await_event("node_join")
-    coordinator.await_count("duplicate")
-    assert [event["node"] for event in coordinator.events("node_join")] == ["n1"]
+    """The plugin and the program tell it; neither tries for longer than 250 ms, so that one may be lost."""
+    with allocation(administered_cluster, "--nodelist=n2,n3") as job_id:
+        job_dir = make_job_dir(place / "joining")
+        with receiver(administered_cluster, job_dir, job_id) as coordinator:
+            command = ["srun", f"--jobid={job_id}", "--nodes=2", "true"]
+            administered_cluster.run(command, env={"TM_SLURM_EVENTS_TO": str(job_dir)})
+            until(lambda: len(coordinator.events("node_join")) >= 2)
+            coordinator.await_count("duplicate")
+            joined = sorted(event["node"] for event in coordinator.events("node_join"))
+            assert joined == ["n2", "n3"]
 
 
 def test_a_thousand_events_a_second_lose_no_distinct_fact(
@@ -173,7 +178,7 @@ def test_what_the_epilog_and_slurmd_say_arrives(cluster: LocalCluster, place: Pa
             cluster.restore("n2")
             cluster.run(["scancel", str(job_id)])
             assert coordinator.await_event("node_leave")["node"] == "n2"
-            coordinator.await_count("duplicate", 2)  # prolog and epilog are told by plugin and program
+            coordinator.await_count("duplicate")  # prolog and epilog are told by plugin and program
             assert len(coordinator.events("node_leave")) == 1
 
 

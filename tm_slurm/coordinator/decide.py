@@ -320,7 +320,8 @@ class Decisions(Membership):
         if window is not None:
             self.state.stopping_for = window.id
             if given["whole"]:
-                self.state.begins = max(w.closes for w in windows.imminent(self.state, self.now))
+                closes = [w.closes for w in windows.imminent(self.state, self.now)]
+                self.state.begins = max(closes, default=window.closes)  # time has passed since it was due
         self._stop_soon({"kind": given["why"], "reason": reason, "window": given["window"]})
 
     # ---- leaving ----
