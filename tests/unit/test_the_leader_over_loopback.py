@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -260,6 +262,38 @@ def test_a_short_break_of_the_connection_is_not_a_loss(tmp_path: Path) -> None:
 
     lead(tmp_path, act)
     assert not (tmp_path / "verdict.json").exists()
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_an_agent_of_which_its_node_says_that_it_has_ended_is_not_waited_for(
+    tmp_path: Path, listens: bool
+) -> None:
+    """A node may start again sooner than its agent is held for lost, and Slurm would end the step then."""
+
+    async def act(leader: Leader) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as vault:
+            channels = [await agent(tmp_path, name) for name in ("n1", "n2", "n3")]
+            for number, channel in enumerate(channels, 1):
+                channel.send(ready(number))
+            await told(channels[0], "assign")
+            channels[2].send({"kind": "vault", "host": "127.0.0.1", "port": vault.getsockname()[1]})
+            await asyncio.sleep(LIMITS.heartbeat_s)
+            if not listens:
+                vault.close()
+            channels[2].abort()
+            beats = [asyncio.create_task(beat(channel)) for channel in channels[:2]]
+            gone_at, began = None, time.monotonic()
+            while gone_at is None and time.monotonic() - began < 3 * LIMITS.reconnect_s:
+                await asyncio.sleep(0.01)
+                if leader.state.nodes["n3"].standing in ("lost", "released"):
+                    gone_at = time.monotonic() - began
+            for task in beats:
+                task.cancel()
+            assert gone_at is not None and (gone_at >= LIMITS.reconnect_s * 0.9) is listens
+
+    lead(tmp_path, act, nodes=3)
+    (entry,) = JobFiles(tmp_path).notes("node_lost")
+    assert entry["node"] == "n3" and ("nothing listens there" in entry["reason"]) is not listens
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["late", "lost on its way"])

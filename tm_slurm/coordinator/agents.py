@@ -16,11 +16,15 @@ from tm_slurm.coordinator.decide import AGENT_INPUTS
 from tm_slurm.coordinator.election import Leadership
 from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
+from tm_slurm.coordinator.probing import nobody_listens
 
 log = logging.getLogger("tm_slurm.leader")
 
 MALFORMED = (KeyError, TypeError, ValueError)
 """What the decisions raise for a message that lacks something, or has it in the wrong type."""
+
+PROBE_S = 1.0
+"""A node that has not said by then whether its agent still listens is waited for like any silent one."""
 
 RETIRED_LIMIT_S = 5.0
 """A retired agent whose process has not ended by then is not waited for: Slurm will end it."""
@@ -31,7 +35,7 @@ Message = dict[str, Any]
 class Agents:
     """`feed` takes an input of the decisions, and says whether this leader still leads. `aside` takes what
     the decisions need not know, and says whether the message was of that sort. `node_of` says where a rank
-    is."""
+    is, `listens_at` at which address an agent takes connections as long as it lives."""
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Agents:
         feed: Callable[[Message], bool],
         aside: Callable[[str, Message], bool],
         node_of: Callable[[int], str | None],
+        listens_at: Callable[[str], tuple[str, int] | None],
     ) -> None:
         self._leadership = leadership
         self._presence = presence
@@ -49,6 +54,9 @@ class Agents:
         self._feed = feed
         self._aside = aside
         self._node_of = node_of
+        self._listens_at = listens_at
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._says_farewell = False
         self._channels: dict[str, Channel] = {}
         self._retired_at: dict[str, float] = {}
         self._left = asyncio.Event()
@@ -82,6 +90,15 @@ class Agents:
             else:
                 self._presence.went(node, elapsed_s())
                 self._feed({"kind": "agent_away", "node": node})
+                if not self._says_farewell:
+                    self._probes[node] = asyncio.create_task(self._probe(node))
+
+    async def _probe(self, node: str) -> None:
+        """Ask the node whether its agent, which has closed the connection, is still there: one that is not
+        need not be waited for, and a node that starts again may be up again in less time than that."""
+        address = self._listens_at(node)
+        if address is not None and await nobody_listens(*address, PROBE_S) and node not in self._channels:
+            self._presence.ended(node)
 
     def _take(self, node: str, message: Message) -> None:
         if not self._leadership.holds():
@@ -163,6 +180,7 @@ class Agents:
 
     async def farewell(self, message: Message, *, last: str, limit_s: float) -> None:
         """Tell all agents the same, `last` after the others have gone or had `limit_s` to go."""
+        self._says_farewell = True
         others = [name for name in self._channels if name != last]
         for name in others:
             self.say(name, message)
@@ -183,5 +201,7 @@ class Agents:
 
     def close(self) -> None:
         """End every connection."""
+        for probe in self._probes.values():
+            probe.cancel()
         for channel in self._channels.values():
             channel.abort()

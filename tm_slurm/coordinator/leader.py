@@ -132,6 +132,7 @@ class Leader:
             feed=self._feed,
             aside=self._took_aside,
             node_of=self._node_of,
+            listens_at=self._listens_at,
         )
         self._requests = Requests(self.state, self._feed, self.status)
         self._signed = SignedDoor(
@@ -169,6 +170,10 @@ class Leader:
     @property
     def state(self) -> JobState:
         return self._decisions.state
+
+    def _listens_at(self, node: str) -> tuple[str, int] | None:
+        vault = self.state.nodes[node].vault
+        return (str(vault[0]), int(vault[1])) if vault is not None else None
 
     def _node_of(self, rank: int) -> str | None:
         return self.state.seats[rank][0] if rank in self.state.seats else None

@@ -22,6 +22,7 @@ class Presence:
         self._heard_at: dict[str, float] = {}
         self._away_since: dict[str, float] = {}
         self._awaited: set[str] = set()
+        self._ended: set[str] = set()
         self._accused_at: dict[str, float] = {}
         self._somebody_came = False
 
@@ -34,6 +35,7 @@ class Presence:
         """Its agent has connected."""
         self._away_since.pop(node, None)
         self._awaited.discard(node)
+        self._ended.discard(node)
         self._somebody_came |= node != self._own_node
         self.heard(node, now)
 
@@ -47,11 +49,17 @@ class Presence:
         self._heard_at.pop(node, None)
         self._away_since[node] = now
 
+    def ended(self, node: str) -> None:
+        """Its node says that the agent, which is not connected, is no more."""
+        if node in self._away_since:
+            self._ended.add(node)
+
     def forget(self, node: str) -> None:
         """It is lost, or has left for good."""
         for known in (self._heard_at, self._away_since, self._accused_at):
             known.pop(node, None)
         self._awaited.discard(node)
+        self._ended.discard(node)
 
     def accuse(self, node: str, now: float) -> None:
         """A rank elsewhere says that its link to a rank there is broken, or root there that a task has
@@ -82,7 +90,9 @@ class Presence:
         reasons = {}
         for node, since in self._away_since.items():
             accused_at = self._accused_at.get(node)
-            if accused_at is not None and now - accused_at <= self._reconnect_s:
+            if node in self._ended:
+                reasons[node] = "its agent has ended: nothing listens there any more"
+            elif accused_at is not None and now - accused_at <= self._reconnect_s:
                 if now - self._began >= SETTLE_S:
                     reasons[node] = "its agent is not connected, and its ranks are said to be lost"
             elif now - since > self._reconnect_s:
