@@ -39,9 +39,9 @@ FELT_SNAPSHOTS = 9
 CLOSE_LIMIT_S = 30.0
 """At the end of training, a checkpoint that is being written is waited for no longer."""
 
-AIM = 0.005
-"""The share of the step time that snapshots may take by what was measured: half of the 1 % that is promised,
-since steps differ and not all that a snapshot costs shows on this rank."""
+AIM = 0.003
+"""The share of the step time that snapshots may take by what was measured: less than a third of the 1 % that
+is promised, since steps differ, and not all that a snapshot costs shows on this rank."""
 
 GIVEN_UP_AFTER = 4
 """After so many times the steps between two snapshots, one that is not complete never will be: some rank's
