@@ -10,6 +10,14 @@ from tm_slurm.coordinator.decide import Decisions
 from tm_slurm.coordinator.model import JobState
 
 
+def joining_fails_twice(world: World, why: str) -> None:
+    """Whoever is to be rank 1 cannot have its state, and the next one neither."""
+    for _ in range(2):
+        tell = world.held.pop()
+        failed = {"epoch": tell.message["epoch"], "rank": 1, "why": why}
+        world.give({"kind": "join_failed", "node": tell.node, **failed})
+
+
 def started(**shape: object) -> World:
     world = World(**shape)  # type: ignore[arg-type]
     world.start()
@@ -468,10 +476,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it() -> None:
     checkpoint(world, step=5, older=(2,))
     world.hold = {"replace"}
     world.dies("n3")
-    for _ in range(2):
-        tell = world.held.pop()
-        failed = {"epoch": tell.message["epoch"], "rank": 1, "why": "checksum"}
-        world.give({"kind": "join_failed", "node": tell.node, **failed})
+    joining_fails_twice(world, "checksum")
     assert [fields["step"] for fields in world.notes("resolve")] == [5, 5, 2]
     assert world.held.pop().message["back_to"]["path"] == "step-2" and not world.ends()
     checkpoint(world, step=8, older=(5, 2))
@@ -965,10 +970,7 @@ def test_a_snapshot_that_cannot_be_had_gives_way_to_the_checkpoint() -> None:
     world.give({"kind": "checkpoint_published", "step": 2, "path": "x"})
     world.hold = {"replace"}
     world.dies("n3")
-    for _ in range(2):
-        tell = world.held.pop()
-        failed = {"epoch": tell.message["epoch"], "rank": 1, "why": "the vault refused"}
-        world.give({"kind": "join_failed", "node": tell.node, **failed})
+    joining_fails_twice(world, "the vault refused")
     assert [fields["source"] for fields in world.notes("resolve")] == ["snapshot", "snapshot", "checkpoint"]
 
 

@@ -70,14 +70,18 @@ class Placing(Moves):
         taken = {name for name, _ in recovery.places.values()}
         for name in sorted(taken):
             node = self.state.nodes[name]
-            free = [n for n in self._standbys_by_preference() if n.name not in taken and not n.dead]
+            free = self._standbys_but(taken)
             if node.standing == "standby" and not node.connected and free and free[0].connected:
                 taken.add(free[0].name)
                 recovery.places = {rank: place for rank, place in recovery.places.items() if place[0] != name}
 
+    def _standbys_but(self, taken: set[str]) -> list[Node]:
+        """Those that could take ranks in a recovery, the best first."""
+        return [n for n in self._standbys_by_preference() if n.name not in taken and not n.dead]
+
     def _place_on_standby(self, recovery: Recovery, node: str, ranks: list[int]) -> None:
         taken = {name for name, _ in recovery.places.values()}
-        free = [n for n in self._standbys_by_preference() if n.name not in taken and not n.dead]
+        free = self._standbys_but(taken)
         candidates = {place[0] for rank, place in recovery.contested.items() if rank in ranks}
         free.sort(key=lambda n: (not n.connected, n.name not in candidates, not self._warms_for(n, ranks)))
         if free:

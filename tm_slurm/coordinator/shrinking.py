@@ -139,8 +139,6 @@ class Shrinking(Placing):
             recovery.confirming.discard(int(given["rank"]))
             self._finish_recovery(recovery)
 
-    # ---- growing back ----
-
     # ---- what recoveries do ----
 
     def _recover(self, how: str) -> None:
@@ -151,6 +149,8 @@ class Shrinking(Placing):
 
     def _finish_recovery(self, recovery: Recovery) -> None:
         raise NotImplementedError
+
+    # ---- growing back ----
 
     def _plan_moves(self) -> None:
         if not self.state.absent:
@@ -180,7 +180,7 @@ class Shrinking(Placing):
 
     def _places_for_absent(self, taken: set[str]) -> dict[int, Place]:
         places: dict[int, Place] = {}
-        free = [node for node in self._standbys_by_preference() if node.name not in taken and not node.dead]
+        free = self._standbys_but(taken)
         for ranks in self._absent_parties():
             free.sort(key=lambda node: not self._warms_for(node, ranks))
             if free:

@@ -20,6 +20,7 @@ from tm_slurm.runtime import checkpoint
 from tm_slurm.runtime.agent_link import AgentLink, Message
 from tm_slurm.runtime.limits import TransferLimits
 from tm_slurm.runtime.peer_memory import Cost, PeerMemory, choose_interval
+from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.vote import CHECKPOINT, COMPLETE_SHIFT, SNAPSHOT
 from tm_slurm.state import StateError, capture, unpack
@@ -232,7 +233,7 @@ class Storing:
             try:
                 self._peer_memory().reserve(state)
             except StateError as error:  # the snapshot itself will say so again
-                print(f"tm_slurm: no memory is reserved for snapshots: {error}", flush=True)
+                say(f"no memory is reserved for snapshots: {error}")
 
     def _take_snapshot(self, state: State, step: int, rank: int, epoch: int) -> None:
         self._taken_at, self._felt_s = step, 0.0
@@ -260,7 +261,7 @@ class Storing:
     def _failed(self, step: int, why: str) -> None:
         """No matter but for this snapshot: it will never be complete, the next one is asked for."""
         self._told.pop(step, None)
-        print(f"tm_slurm: {why}", flush=True)
+        say(why)
         with self._lock:
             if self._outstanding == step:
                 self._outstanding = None

@@ -102,45 +102,62 @@ Task ring_all_reduce(Operation& op, char* data, Cut cut, Reduction reduction) {
   co_await inner;
 }
 
-// Recursive doubling; ranks beyond a power of two fold into a neighbour first.
+// For recursive doubling: ranks beyond a power of two fold into a neighbour first, so that `power` pairs and single
+// ranks are left, numbered by where they stand.
+struct Fold {
+  explicit Fold(int n) {
+    while (power * 2 <= n) power *= 2;
+    extra = n - power;
+  }
+  int power = 1, extra = 0;
+  bool is_folded(int rank) const { return rank < 2 * extra; }
+  bool is_out(int rank) const { return is_folded(rank) && rank % 2 == 0; }
+  int number(int rank) const { return is_folded(rank) ? rank / 2 : rank - extra; }
+  int first(int number) const { return number < extra ? 2 * number : number + extra; }
+  int active(int number) const { return number < extra ? 2 * number + 1 : number + extra; }
+};
+
+// What a rank does that has folded into the next one.
+Task give_and_get(Operation& op, char* data, size_t bytes) {
+  Peer& neighbour = at(op, op.group.place + 1);
+  {
+    Send send(op, neighbour, key(op, 0), data, bytes);
+    co_await send;
+  }
+  Recv recv(op, neighbour, key(op, 63), data, bytes);
+  co_await recv;
+}
+
 Task doubling_all_reduce(Operation& op, char* data, size_t count, Reduction reduction) {
-  int n = op.group.count(), rank = op.group.place;
+  int rank = op.group.place;
   size_t bytes = count * reduction.element_bytes;
-  int power = 1;
-  while (power * 2 <= n) power *= 2;
-  int extra = n - power;
-  int virtual_rank = rank - extra;
-  if (rank < 2 * extra) {
-    if (rank % 2 == 0) {
-      {
-        Send send(op, at(op, rank + 1), key(op, 0), data, bytes);
-        co_await send;
-      }
-      Recv recv(op, at(op, rank + 1), key(op, 63), data, bytes);
-      co_await recv;
-      co_return;
-    }
-    std::vector<char> theirs(bytes);
+  Fold fold(op.group.count());
+  if (fold.is_out(rank)) {
+    Task inner = give_and_get(op, data, bytes);
+    co_await inner;
+    co_return;
+  }
+  std::vector<char> theirs(bytes);
+  if (fold.is_folded(rank)) {
     Recv recv(op, at(op, rank - 1), key(op, 0), theirs.data(), bytes);
     co_await recv;
     reduction.apply(data, theirs.data(), data, count);
-    virtual_rank = rank / 2;
   }
-  std::vector<char> theirs(bytes);
+  int number = fold.number(rank);
   uint32_t step = 1;
-  for (int distance = 1; distance < power; distance *= 2, step++) {
-    int partner = virtual_rank ^ distance;
-    Peer& peer = at(op, partner < extra ? partner * 2 + 1 : partner + extra);
+  for (int distance = 1; distance < fold.power; distance *= 2, step++) {
+    int partner = number ^ distance;
+    Peer& peer = at(op, fold.active(partner));
     Recv recv(op, peer, key(op, step), theirs.data(), bytes);
     Send send(op, peer, key(op, step), data, bytes);
     co_await recv;
     co_await send;
-    if (partner < virtual_rank)
+    if (partner < number)
       reduction.apply(data, theirs.data(), data, count);
     else
       reduction.apply(data, data, theirs.data(), count);
   }
-  if (rank < 2 * extra) {
+  if (fold.is_folded(rank)) {
     Send send(op, at(op, rank - 1), key(op, 63), data, bytes);
     co_await send;
   }
@@ -150,42 +167,34 @@ Task doubling_all_reduce(Operation& op, char* data, size_t count, Reduction redu
 Task gathering_all_reduce(Operation& op, char* data, size_t count, Reduction reduction) {
   int n = op.group.count(), rank = op.group.place;
   size_t bytes = count * reduction.element_bytes;
-  int power = 1;
-  while (power * 2 <= n) power *= 2;
-  int extra = n - power;
-  auto first = [=](int place) { return place < extra ? 2 * place : place + extra; };  // rank that a place begins with
-  bool folded = rank < 2 * extra;
-  if (folded && rank % 2 == 0) {
-    {
-      Send send(op, at(op, rank + 1), key(op, 0), data, bytes);
-      co_await send;
-    }
-    Recv recv(op, at(op, rank + 1), key(op, 63), data, bytes);
-    co_await recv;
+  Fold fold(n);
+  if (fold.is_out(rank)) {
+    Task inner = give_and_get(op, data, bytes);
+    co_await inner;
     co_return;
   }
   std::vector<char> all(bytes * static_cast<size_t>(n));
   auto of = [&](int whose) { return all.data() + static_cast<size_t>(whose) * bytes; };
   std::memcpy(of(rank), data, bytes);
-  if (folded) {
+  if (fold.is_folded(rank)) {
     Recv recv(op, at(op, rank - 1), key(op, 0), of(rank - 1), bytes);
     co_await recv;
   }
-  int place = folded ? rank / 2 : rank - extra;
+  int number = fold.number(rank);
   uint32_t step = 1;
-  for (int distance = 1; distance < power; distance *= 2, step++) {
-    int partner = place ^ distance;
-    Peer& peer = at(op, partner < extra ? partner * 2 + 1 : partner + extra);
-    int mine = place & ~(distance - 1), theirs = partner & ~(distance - 1);
-    auto size = [&](int from) { return static_cast<size_t>(first(from + distance) - first(from)) * bytes; };
-    Recv recv(op, peer, key(op, step), of(first(theirs)), size(theirs));
-    Send send(op, peer, key(op, step), of(first(mine)), size(mine));
+  for (int distance = 1; distance < fold.power; distance *= 2, step++) {
+    int partner = number ^ distance;
+    Peer& peer = at(op, fold.active(partner));
+    int mine = number & ~(distance - 1), theirs = partner & ~(distance - 1);
+    auto size = [&](int from) { return static_cast<size_t>(fold.first(from + distance) - fold.first(from)) * bytes; };
+    Recv recv(op, peer, key(op, step), of(fold.first(theirs)), size(theirs));
+    Send send(op, peer, key(op, step), of(fold.first(mine)), size(mine));
     co_await recv;
     co_await send;
   }
   std::memcpy(data, of(0), bytes);
   for (int whose = 1; whose < n; whose++) reduction.apply(data, data, of(whose), count);
-  if (folded) {
+  if (fold.is_folded(rank)) {
     Send send(op, at(op, rank - 1), key(op, 63), data, bytes);
     co_await send;
   }
