@@ -26,7 +26,8 @@ slurmctld = SimpleNamespace(Config=_Config)
 """
 NODE = """return {"n1": SimpleNamespace(name="n1", state="IDLE+DRAIN", reason="two  words",
             reason_user="root", reason_time=5, address="10.0.0.1", hostname="n1",
-            effective_cpus=4, total_cpus=4, boot_time=1, slurmd_start_time=2, partitions=["batch"], slurm_version="26.05.5")}"""
+            effective_cpus=4, total_cpus=4, boot_time=1, slurmd_start_time=2, partitions=["batch"],
+            slurm_version="26.05.5")}"""
 WELL = NodeInfo(name="n1", state=NodeState.parse("IDLE"))
 
 
