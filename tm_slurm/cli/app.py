@@ -20,6 +20,7 @@ class LazyGroup(click.Group):
         "cluster": ("tm_slurm.cli.cluster:cluster", "A real Slurm cluster on this machine."),
         "install": ("tm_slurm.cli.install:install", "For administrators: plugin, prolog, epilog, triggers."),
         "migrate": ("tm_slurm.cli.migrate:migrate", "Move a node's ranks to a standby."),
+        "plan": ("tm_slurm.cli.plan:plan", "How many standbys? What failures cost with 0 to k of them."),
         "status": ("tm_slurm.cli.status:status", "Ranks, nodes, standbys, step, last interruption of a job."),
         "submit": ("tm_slurm.cli.submit:submit", "Submit a training job."),
     }
