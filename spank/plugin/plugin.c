@@ -1,6 +1,8 @@
 /* The dispatch: Slurm calls, the context decides which file answers. */
 #include "plugin.h"
 
+#include "build.h"
+
 #include <slurm/slurm.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +13,9 @@
 #endif
 
 SPANK_PLUGIN(tm_slurm, 1)
+
+/* Read from the file by `tm-slurm doctor`. */
+static const char build[] __attribute__((used)) = TM_BUILD;
 
 struct settings settings = {.notify = TM_NOTIFY, .state = TM_STATE};
 struct options options;

@@ -18,6 +18,7 @@ class LazyGroup(click.Group):
 
     COMMANDS: ClassVar[dict[str, tuple[str, str]]] = {
         "cluster": ("tm_slurm.cli.cluster:cluster", "A real Slurm cluster on this machine."),
+        "doctor": ("tm_slurm.cli.doctor:doctor", "What this cluster lacks, and what mends it."),
         "install": ("tm_slurm.cli.install:install", "For administrators: plugin, prolog, epilog, triggers."),
         "migrate": ("tm_slurm.cli.migrate:migrate", "Move a node's ranks to a standby."),
         "plan": ("tm_slurm.cli.plan:plan", "How many standbys? What failures cost with 0 to k of them."),
