@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from job_on_disk import job  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import click
@@ -17,11 +19,15 @@ class LazyGroup(click.Group):
     """Commands that are imported on first use."""
 
     COMMANDS: ClassVar[dict[str, tuple[str, str]]] = {
+        "cancel-move": ("tm_slurm.cli.cancel_move:cancel_move", "Take a `migrate` back, up to the switch."),
         "cluster": ("tm_slurm.cli.cluster:cluster", "A real Slurm cluster on this machine."),
+        "completion": ("tm_slurm.cli.completion:completion", "Completion for bash, zsh or fish."),
         "doctor": ("tm_slurm.cli.doctor:doctor", "What this cluster lacks, and what mends it."),
+        "events": ("tm_slurm.cli.events:events", "What has happened in a job; --follow for what comes."),
         "install": ("tm_slurm.cli.install:install", "For administrators: plugin, prolog, epilog, triggers."),
         "migrate": ("tm_slurm.cli.migrate:migrate", "Move a node's ranks to a standby."),
         "plan": ("tm_slurm.cli.plan:plan", "How many standbys? What failures cost with 0 to k of them."),
+        "standbys": ("tm_slurm.cli.standbys:standbys", "The nodes that a job holds in reserve."),
         "status": ("tm_slurm.cli.status:status", "Ranks, nodes, standbys, step, last interruption of a job."),
         "submit": ("tm_slurm.cli.submit:submit", "Submit a training job."),
     }
@@ -36,12 +42,13 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _until_nobody_reads():  # --help is printed here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _until_nobody_reads():
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever read our output has seen enough
-            _write_nothing_more()
-            sys.exit(128 + signal.SIGPIPE)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -50,11 +57,20 @@ class LazyGroup(click.Group):
             _write_nothing_more()
             where = f"{error.filename}: " if error.filename else "cannot write: "
             click.echo(f"Error: {where}{error.strerror or error}", err=True)
-            sys.exit(1)
+            sys.exit(4 if isinstance(error, PermissionError) else 1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, about) for name, (_, about) in sorted(self.COMMANDS.items())])
+
+
+@contextlib.contextmanager
+def _until_nobody_reads() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # whoever read our output has seen enough
+        _write_nothing_more()
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def _write_nothing_more() -> None:
@@ -72,6 +88,11 @@ def main() -> None:
     \b
     tm-slurm submit configs/char_gpt.yaml
     tm-slurm status 1234
+
+    A job is named by its id, its name or its directory; where only one is running, by nothing.
+
+    \b
+    Exit codes: 0 ok, 1 failed, 2 your mistake, 3 not found, 4 not permitted.
     """
 
 

@@ -54,7 +54,13 @@ class _Group(click.Group):
 
 @click.group(cls=_Group)
 def cluster() -> None:
-    """A real Slurm cluster on this machine: munged, slurmctld and one slurmd a node."""
+    """A real Slurm cluster on this machine: munged, slurmctld and one slurmd a node.
+
+    \b
+    tm-slurm cluster up --nodes 4
+    tm-slurm cluster run -- sinfo
+    tm-slurm cluster down
+    """
 
 
 @cluster.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -21,8 +22,9 @@ BUILD_LIMIT_S = 120
     help=f"Build the programs and put them below this directory; usual is {DEFAULT_PREFIX}.",
 )
 @click.option("--print", "print_only", is_flag=True, help="Only show the lines that put them to use.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: the lines by where they belong.")
 @click.option("--slurm-user", default="slurm", show_default=True, help="SlurmUser of the cluster.")
-def install(prefix: Path | None, print_only: bool, slurm_user: str) -> None:
+def install(prefix: Path | None, print_only: bool, as_json: bool, slurm_user: str) -> None:
     """Put the SPANK plugin, prolog, epilog, health and trigger programs in place; show what refers to them.
 
     \b
@@ -38,7 +40,11 @@ def install(prefix: Path | None, print_only: bool, slurm_user: str) -> None:
         raise UserMistake(f"--prefix {installed.prefix}: Slurm's files cannot name it: choose another")
     if not print_only:
         build_and_install(installed.prefix)
-    click.echo("\n".join(_lines(installed, slurm_user)))
+    if as_json:
+        answer = {name: lines for name, _, lines in _parts(installed, slurm_user)}
+        click.echo(json.dumps({"prefix": str(installed.prefix), **answer}, indent=1))
+    else:
+        click.echo("\n".join(_lines(installed, slurm_user)))
 
 
 def build_and_install(prefix: Path, *, state: Path | None = None) -> None:
@@ -70,12 +76,26 @@ def _first_there(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def _lines(installed: Installed, slurm_user: str) -> list[str]:
+def _parts(installed: Installed, slurm_user: str) -> list[tuple[str, str, list[str]]]:
+    """Where lines belong: a name for programs, words for people, and the lines."""
     parts = [
-        ("slurm.conf, on every machine; then: scontrol reconfigure", installed.slurm_conf()),
-        ("plugstack.conf beside it (takes effect when slurmd starts)", installed.plugstack_conf()),
-        (f"run once, as {slurm_user} (`draining` needs Slurm 26.05)", installed.trigger_commands()),
+        ("slurm.conf", "slurm.conf, on every machine; then: scontrol reconfigure", installed.slurm_conf()),
+        (
+            "plugstack.conf",
+            "plugstack.conf beside it (takes effect when slurmd starts)",
+            installed.plugstack_conf(),
+        ),
+        (
+            "triggers",
+            f"run once, as {slurm_user} (`draining` needs Slurm 26.05)",
+            installed.trigger_commands(),
+        ),
     ]
     if slurm_user != "root":
-        parts.append(("sudoers, where slurmctld runs", installed.sudoers(slurm_user)))
-    return [line for about, lines in parts for line in (f"# {about}", *lines, "")][:-1]
+        parts.append(("sudoers", "sudoers, where slurmctld runs", installed.sudoers(slurm_user)))
+    return parts
+
+
+def _lines(installed: Installed, slurm_user: str) -> list[str]:
+    parts = _parts(installed, slurm_user)
+    return [line for _, about, lines in parts for line in (f"# {about}", *lines, "")][:-1]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 from tm_slurm.cli.failures import Failed, NotFound, NotPermitted
 from tm_slurm.cli.slurm_word import ask_slurm
-from tm_slurm.control import ChannelClosed, HandshakeRefused, connect, read_secret
-from tm_slurm.coordinator.election import LeaderFile
 from tm_slurm.submit.registry import clusters_with, registered
 
 ANSWER_LIMIT_S = 5.0
@@ -40,11 +37,18 @@ def find_job_dir(job: str) -> Path:
                 f"job {job} is pending ({word.reason or 'no reason given'}): if it is one of tm_slurm, "
                 "it has no directory yet"
             )
-    raise NotFound(f"no tm_slurm job {job}: expected a Slurm job id or a job directory (see `squeue --me`)")
+    raise NotFound(
+        f"no tm_slurm job {job}: expected a job id, a job's name or a job directory (see `squeue --me`)"
+    )
 
 
 def ask_leader(job_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Send one request to the job's coordinator and return its answer. Failed when nobody leads."""
+    import asyncio
+
+    from tm_slurm.control import ChannelClosed, HandshakeRefused, connect, read_secret
+    from tm_slurm.coordinator.election import LeaderFile
+
     try:
         secret = read_secret(job_dir)
     except PermissionError:

@@ -10,11 +10,12 @@ import click
 
 from tm_slurm.cli.failures import Failed, UserMistake
 from tm_slurm.cli.jobs import ask_leader, find_job_dir
+from tm_slurm.cli.naming import job_argument
 from tm_slurm.cli.slurm_word import id_of, slurm_word
 
 
 @click.command()
-@click.argument("job")
+@job_argument
 @click.option("--node", required=True, help="The node whose ranks are to move, as Slurm calls it.")
 @click.option(
     "--reason", default="asked by the user", show_default=True, help="Shown in status and timeline."
@@ -36,11 +37,11 @@ def migrate(job: str, node: str, reason: str) -> None:
         "reason": reason,
         "at": at,
     }
-    _require_running(job, job_dir)
+    require_running(job, job_dir)
     try:
         answer = ask_leader(job_dir, {"kind": "event", "event": event})
     except Failed as failure:
-        raise _explained(failure, job, job_dir) from None
+        raise explained(failure, job, job_dir) from None
     if "error" in answer:
         raise UserMistake(str(answer["error"]))
     try:
@@ -53,7 +54,8 @@ def migrate(job: str, node: str, reason: str) -> None:
         click.echo(f"job {job}: the ranks of {node} will move; see: tm-slurm status {job}")
 
 
-def _require_running(job: str, job_dir: Path) -> None:
+def require_running(job: str, job_dir: Path) -> None:
+    """UserMistake when the job has ended."""
     from tm_slurm.observe.follow import JobFiles
 
     verdict = JobFiles(job_dir).verdict()
@@ -61,7 +63,7 @@ def _require_running(job: str, job_dir: Path) -> None:
         raise UserMistake(f"job {job} has ended: {verdict['state']}")
 
 
-def _explained(failure: Failed, job: str, job_dir: Path) -> Failed | UserMistake:
+def explained(failure: Failed, job: str, job_dir: Path) -> Failed | UserMistake:
     """Why nobody leads the job, where Slurm knows; else the failure itself."""
     from tm_slurm.observe.follow import JobFiles
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import shutil
 import sys
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +23,9 @@ MOST_ROWS = 14
 def show(plan: Plan, sources: list[tuple[str, str]]) -> None:
     """Print it, in the width of the terminal (80 where there is none)."""
     width = shutil.get_terminal_size((80, 24)).columns
-    console = Console(file=sys.stdout, width=max(60, width), highlight=False)
+    text = io.StringIO()
+    is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    console = Console(file=text, width=max(60, width), highlight=False, force_terminal=is_colored)
     rows = [plan.restart, *_rows(plan)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("strategy", no_wrap=True)
@@ -41,6 +46,7 @@ def show(plan: Plan, sources: list[tuple[str, str]]) -> None:
         console.print(sentence)
     console.print()
     console.print(_sources(plan, sources))
+    click.echo("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def _rows(plan: Plan) -> list[Strategy]:

@@ -11,6 +11,7 @@ import click
 
 from tm_slurm.cli.failures import NotFound
 from tm_slurm.cli.jobs import find_job_dir
+from tm_slurm.cli.naming import job_argument
 from tm_slurm.cli.slurm_word import id_of, slurm_word
 from tm_slurm.cli.table import table
 
@@ -19,14 +20,15 @@ STALE_S = 5.0
 
 
 @click.command()
-@click.argument("job")
+@job_argument
 @click.option("--json", "as_json", is_flag=True, help="The whole status as one JSON object.")
 def status(job: str, as_json: bool) -> None:
-    """Ranks, nodes, standbys, epoch, step, loss and the last interruption of JOB (a job id or directory).
+    """Ranks, nodes, standbys, epoch, step, loss and the last interruption of JOB.
 
     \b
     tm-slurm status 1234
 
+    JOB is a job id, a job's name or a job directory; without it, the only one that is running.
     """
     from tm_slurm.observe.follow import JobFiles
 
@@ -60,7 +62,7 @@ def _phase(
         return "ended", ending
     known = str(now["phase"]) if now is not None else None
     age = time.time() - now["at"] if now is not None else 0.0
-    if verdict is None and known is not None and age <= STALE_S:
+    if verdict is None and known is not None and is_fresh(now):
         return known, known
     word = slurm_word(job_id, job_dir)
     if word is not None and word.is_pending:
@@ -76,6 +78,11 @@ def _phase(
     if word is not None and word.is_over:
         return "gone", f"gone: ended without a verdict, {word}; see {job_dir}/logs"
     return known, f"{known}, {age:.0f} s ago: the coordinator may be gone"
+
+
+def is_fresh(now: dict[str, Any] | None) -> bool:
+    """Whether a status is so young that somebody surely leads the job."""
+    return now is not None and time.time() - float(now["at"]) <= STALE_S
 
 
 def _head(now: dict[str, Any], is_at_work: bool) -> list[str]:

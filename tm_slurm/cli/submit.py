@@ -37,6 +37,9 @@ def submit(
 ) -> None:
     """Submit the training job that the file CONFIG describes.
 
+    \b
+    tm-slurm submit configs/char_gpt.yaml --standbys 1 --set train.steps=50
+
     Prints the job's id and its directory. Everything that can be checked beforehand is, and then nothing is
     submitted.
     """

@@ -49,6 +49,16 @@ class Requests:
             return {"error": f"node {event['node']} is not in this job; its nodes are {names}"}
         if event["kind"] == "request" and node.standing != "active":
             return {"error": f"node {node.name} has no ranks to move: it is {node.standing}"}
+        if event["kind"] == "resume":
+            notice = node.notice
+            if notice is None:
+                return {"error": f"nothing is to be moved off node {node.name}"}
+            if notice.gives_back:
+                why = f"{notice.kind}: {notice.reason}" if notice.reason else notice.kind
+                by = f"scontrol update nodename={node.name} state=resume"
+                return {
+                    "error": f"node {node.name} is to be given back ({why}), which is taken back by: {by}"
+                }
         if not self._feed({"kind": "events", "events": [event]}):
             return {"error": "the coordinator is changing: ask again in a moment"}
         return {"ok": True, "epoch": self._state.epoch}

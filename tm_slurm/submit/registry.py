@@ -45,6 +45,19 @@ def registered(job_id: int) -> Path | None:
     return found.pop() if len(found) == 1 else None
 
 
+def all_registered() -> dict[int, Path]:
+    """Return the directories of all jobs of this cluster that are known; where no cluster is configured, of
+    all those whose id is known once only.
+    """
+    cluster = cluster_identity()
+    found: dict[int, set[Path]] = {}
+    for link in _root().glob(f"{cluster or '*'}/*"):
+        target = _target(link) if link.name.isdigit() else None
+        if target is not None:
+            found.setdefault(int(link.name), set()).add(target)
+    return {job_id: paths.pop() for job_id, paths in found.items() if len(paths) == 1}
+
+
 def clusters_with(job_id: int) -> list[str]:
     """Return the clusters, by their identity, of which a job with that id is known."""
     return sorted(link.parent.name for link in _root().glob(f"*/{job_id}") if link.is_symlink())
