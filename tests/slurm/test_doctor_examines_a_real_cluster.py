@@ -56,11 +56,18 @@ def mistaken_cluster() -> Iterator[LocalCluster]:
             yield cluster
 
 
-def examine(cluster: LocalCluster, directory: Path, *words: str, code: int, inside: bool = False) -> Any:
-    """What the doctor says beside the controller, or `inside` an allocation of two nodes."""
+def examine(
+    cluster: LocalCluster,
+    directory: Path,
+    *words: str,
+    code: int,
+    inside: bool = False,
+    node: str | None = None,
+) -> Any:
+    """What the doctor says beside the controller or on a node, or `inside` an allocation of two nodes."""
     before = ["salloc", "-Q", "--nodes=2"] if inside else []
     command = [*before, TM_SLURM, "doctor", "--json", f"--directory={directory}", *words]
-    done = cluster.run(command, cwd=directory, check=False, timeout_s=100.0)
+    done = cluster.run(command, cwd=directory, check=False, timeout_s=100.0, node=node)
     assert done.returncode == code, done.stdout + done.stderr
     return {check["check"]: check for check in json.loads(done.stdout)["checks"]}
 
@@ -69,8 +76,8 @@ def test_a_healthy_cluster_has_no_failure(
     administered_cluster: LocalCluster,  # noqa: F811
     shared_dir: Path,
 ) -> None:
-    for inside in (False, True):
-        found = examine(administered_cluster, shared_dir, code=0, inside=inside)
+    for inside, node in ((False, None), (True, None), (False, "n1")):
+        found = examine(administered_cluster, shared_dir, code=0, inside=inside, node=node)
         assert set(found) >= ASKED_OF_NODES
         warned = {name for name, check in found.items() if check["verdict"] != "pass"}
         assert warned == {"SlurmdTimeout", "ProctrackType"}, "what the local cluster does otherwise"
@@ -114,6 +121,13 @@ def test_a_directory_of_each_node_s_own_is_found_out(
     found = examine(mistaken_cluster, shared_dir, "--nodelist=n1,n2", code=1)
     assert found["job directory"]["verdict"] == "fail" and "n2" in found["job directory"]["found"]
     assert found["locks"]["verdict"] == "fail" and found["ports"]["verdict"] == "pass"
+
+
+def test_a_python_that_nodes_do_not_have_is_a_failure(
+    mistaken_cluster: LocalCluster, shared_dir: Path
+) -> None:
+    found = examine(mistaken_cluster, shared_dir, "--python=/nowhere/python", code=1)
+    assert found["nodes"]["verdict"] == "fail" and "/nowhere/python: No such file" in found["nodes"]["found"]
 
 
 def test_nodes_that_are_taken_are_not_waited_for_long(

@@ -101,6 +101,16 @@ def test_nodes_that_are_not_to_be_had_are_a_warning(cluster: Cluster) -> None:
     assert "Unable to allocate resources: busy" in check["found"] and "salloc --nodes=2" in check["mend"]
 
 
+def test_nodes_on_which_nothing_runs_are_a_failure(cluster: Cluster) -> None:
+    error = "slurmstepd: error: execve(): /nowhere/python: No such file or directory"
+    program = (cluster.bin / "srun").read_text().partition("echo")[0]
+    cluster.program("srun", f"{program}\necho '{error}' >&2\nexit 2\n")
+    done = cluster.doctor("--json", "--python=/nowhere/python")
+    check = json.loads(done.stdout)["checks"][-1]
+    assert done.exit_code == 1 and (check["check"], check["verdict"]) == ("nodes", "fail")
+    assert check["found"] == error and "have /nowhere/python" in check["mend"]
+
+
 def test_a_controller_that_is_down_is_all_that_is_said(cluster: Cluster) -> None:
     error = "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)"
     cluster.program("scontrol", f"#!/bin/sh\necho '{error}' >&2\nexit 1\n")

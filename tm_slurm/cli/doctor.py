@@ -37,6 +37,7 @@ _COLORS = {"pass": "green", "warn": "yellow", "fail": "red"}
 )
 @click.option("--partition", help="Ask nodes of this partition.")
 @click.option("--nodelist", help="Ask these nodes, as for srun.")
+@click.option("--python", default=sys.executable, help="Python on the nodes (job.python); default: this one.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(
     *,
@@ -45,6 +46,7 @@ def doctor(
     wait_s: int,
     partition: str | None,
     nodelist: str | None,
+    python: str,
     as_json: bool,
 ) -> None:
     """Check this cluster: Slurm's settings, the administrators' part, and what nodes have in common.
@@ -67,6 +69,7 @@ def doctor(
         count=nodes,
         wait_s=wait_s,
         options=options,
+        python=python,
         told=lambda line: click.echo(line, err=True) if sys.stderr.isatty() else None,
     )
     findings = examination.findings()
@@ -84,7 +87,7 @@ def doctor(
 
 
 def _shown(findings: list[Finding]) -> list[str]:
-    """A line for what is well; for the rest, what it means and what mends it, too."""
+    """A line or more each: what was found, what it means, and what mends it."""
     width = max(40, shutil.get_terminal_size((80, 24)).columns)
     column = max(len(finding.check) for finding in findings)
     colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -92,8 +95,8 @@ def _shown(findings: list[Finding]) -> list[str]:
     lines = []
     for finding in findings:
         verdict = click.style(finding.verdict, fg=_COLORS[finding.verdict]) if colored else finding.verdict
-        texts = [finding.found, finding.meaning] if finding.verdict != "pass" else [finding.found]
-        first, *further = textwrap.wrap(": ".join(filter(None, texts)), width - len(indent)) or [""]
+        text = ": ".join(filter(None, (finding.found, finding.meaning)))
+        first, *further = textwrap.wrap(text, width - len(indent)) or [""]
         lines.append(f"{verdict}  {finding.check.ljust(column)}  {first}")
         lines += [indent + line for line in further]
         if finding.mend:

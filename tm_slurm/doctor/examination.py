@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ ANSWER_LIMIT_S = 15.0
 
 class Examination:
     """`directory`: where jobs are to have their directories; it need not exist. `count`: nodes to ask, 0 for
-    none; `told` is called with a line before whatever takes long."""
+    none, with `python` there; `told` is called with a line before whatever takes long."""
 
     def __init__(
         self,
@@ -29,12 +30,14 @@ class Examination:
         count: int,
         wait_s: int,
         options: Sequence[str] = (),
+        python: str = sys.executable,
         told: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._directory = directory
         self._count = count
         self._wait_s = wait_s
         self._options = options
+        self._python = python
         self._told = told
 
     def findings(self) -> list[Finding]:
@@ -81,10 +84,14 @@ class Examination:
                 failed("job directory", found, meaning, "tm-slurm doctor --directory DIR; job.directory: DIR")
             ]
         try:
-            with Probing(folder, self._count, wait_s=self._wait_s, options=self._options) as probing:
+            with Probing(
+                folder, self._count, wait_s=self._wait_s, options=self._options, python=self._python
+            ) as probing:
                 return self._asked(probing, files)
         except NoNodes as none:
-            return [nodes.not_asked(str(none), self._count)]
+            if none.busy:
+                return [nodes.not_asked(str(none), self._count)]
+            return [nodes.did_not_run(str(none), self._python)]
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

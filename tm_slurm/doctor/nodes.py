@@ -194,6 +194,15 @@ def not_asked(why: str, count: int) -> Finding:
     return warned("nodes", why, meaning, mend)
 
 
+def did_not_run(why: str, python: str) -> Finding:
+    """Slurm gave nodes, and the tasks did not do there what they should."""
+    meaning = "the agents of a job would not run on the nodes either"
+    mend = (
+        f"have {python} and its packages on all nodes (a shared file system), or: doctor --python; job.python"
+    )
+    return failed("nodes", why, meaning, mend)
+
+
 def _listed(values: Mapping[str, str]) -> str:
     return ", ".join(f"{node}: {value}" for node, value in values.items())
 

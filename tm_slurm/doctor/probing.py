@@ -20,11 +20,18 @@ from tm_slurm.slurm import environment
 ANSWER_S = 20.0
 END_S = 10.0
 
+_BUSY = ("Unable to allocate resources", "Requested nodes are busy", "step creation temporarily disabled")
+
 Answer = dict[str, Any]
 
 
 class NoNodes(RuntimeError):
-    """No task came to run on the nodes, or one fell silent; one line, with Slurm's words."""
+    """No task came to run on the nodes, or one fell silent; one line, with Slurm's words. `busy`: Slurm had
+    no nodes to give, which says nothing of them."""
+
+    def __init__(self, why: str, *, busy: bool = False) -> None:
+        super().__init__(why)
+        self.busy = busy
 
 
 class Probing:
@@ -101,7 +108,7 @@ class Probing:
             self._srun.stdin.write(json.dumps({"ask": ask, "number": self._number, **fields}) + "\n")
             self._srun.stdin.flush()
         except OSError:
-            raise NoNodes(self._words_of_slurm("srun has ended")) from None
+            raise self._no_nodes("srun has ended") from None
         return self._collect(len(self.nodes), ANSWER_S, ask)
 
     def ask_clocks(self) -> None:
@@ -119,9 +126,9 @@ class Probing:
                 answer = self._answers.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 said = f"{len(found)} of {count} nodes answered `{what}` within {limit_s:g} s"
-                raise NoNodes(self._words_of_slurm(said)) from None
+                raise self._no_nodes(said) from None
             if answer is None:
-                raise NoNodes(self._words_of_slurm("the tasks ended at once"))
+                raise self._no_nodes("the tasks ended at once")
             if answer["to"] == what and answer.get("number", 0) == self._number:
                 found[answer["node"]] = answer
         return dict(sorted(found.items()))
@@ -142,12 +149,13 @@ class Probing:
         for line in self._srun.stderr:
             self._stderr.append(" ".join(line.split()))
 
-    def _words_of_slurm(self, otherwise: str) -> str:
-        """The last line that srun, or Python on a node, has said."""
+    def _no_nodes(self, otherwise: str) -> NoNodes:
+        """With the last line that srun, or Python on a node, has said."""
         self._readers[1].join(1.0)
         said = [line for line in self._stderr if line and "queued and waiting" not in line]
+        busy = any(phrase in line for line in said for phrase in _BUSY)
         telling = [line for line in said if "rror" in line and "task" not in line] or said
-        return telling[-1] if telling else otherwise
+        return NoNodes(telling[-1] if telling else otherwise, busy=busy)
 
     def _end(self) -> None:
         assert self._srun.stdin is not None
