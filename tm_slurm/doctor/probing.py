@@ -90,7 +90,8 @@ class Probing:
             reader.start()
         try:
             self.nodes = sorted(self._collect(self._count, self._wait_s + ANSWER_S, "hello"))
-        except NoNodes:
+        except BaseException:  # an interrupt from the keyboard, too, must not leave srun waiting for nodes
+            self._srun.terminate()
             self._end()
             raise
         return self
@@ -158,15 +159,18 @@ class Probing:
         return NoNodes(telling[-1] if telling else otherwise, busy=busy)
 
     def _end(self) -> None:
-        assert self._srun.stdin is not None
+        assert self._srun.stdin is not None and self._srun.stdout is not None
+        assert self._srun.stderr is not None
         with contextlib.suppress(OSError):
             self._srun.stdin.close()
-        try:
-            self._srun.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._srun.terminate()
+        for insist in (self._srun.terminate, self._srun.kill):
             try:
                 self._srun.wait(END_S)
+                break
             except subprocess.TimeoutExpired:
-                self._srun.kill()
-                self._srun.wait(END_S)
+                insist()
+        self._srun.wait(END_S)
+        for reader in self._readers:
+            reader.join(END_S)
+        self._srun.stdout.close()
+        self._srun.stderr.close()
