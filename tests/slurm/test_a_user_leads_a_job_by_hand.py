@@ -20,8 +20,8 @@ def test_a_move_that_was_asked_for_is_taken_back(
 ) -> None:
     job = TrainingJob.submit(cluster, tmp_path, gates=gates_of_a_move(20))
     job.warm(2)
-    told = json.loads(job.tm_slurm("standbys", "--json").stdout)
-    assert told["free"] == 2 and all(one["warm"] for one in told["standbys"])
+    shown = job.until("a status that says so", lambda: "2 of them warm" in job.tm_slurm("standbys").stdout)
+    assert shown and json.loads(job.tm_slurm("standbys", "--json").stdout)["free"] == 2
     node = job.active_nodes()[0]
     assert "will move" in job.tm_slurm("migrate", "tiny", "--node", node).stdout
     job.note("event_request", node=node)

@@ -42,8 +42,8 @@ def play(job_dir: Path, act: Callable[[Job], object]) -> None:
 def test_a_request_is_taken_back_before_the_switch(tmp_path: Path, phase: str, held: str) -> None:
     async def act(job: Job) -> None:
         job.hold = {held}
-        done = await typed(tmp_path, "migrate", "--node=n1")
-        assert done.exit_code == 0, done.output
+        done = await typed(tmp_path, "migrate", "--node=n1", "--json")
+        assert done.exit_code == 0 and not json.loads(done.output)["waits_for_a_standby"], done.output
         await job.until(phase, lambda: getattr(job.leader.state.move, "phase", "") == phase)
         done = await typed(tmp_path, "cancel-move", "--node=n1", "--json")
         assert done.exit_code == 0 and json.loads(done.output)["outcome"] == "cancelled", done.output

@@ -160,6 +160,7 @@ def test_a_benchmark_that_is_there_is_used(tmp_path: Path) -> None:
         (["--gpus=64", "--sacct-file=/dev/null"], "expected lines of JobIDRaw"),
         (["--gpus=64", "--bench=nowhere"], "--bench nowhere: there is no such file"),
         (["--gpus=64", "--png=no/where.png"], "--png"),
+        (["--gpus=1048576", "--repair=1000"], "--repair 1000: expected less, found"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], expected: str) -> None:
@@ -183,6 +184,13 @@ def test_people_see_a_table_and_bars_in_80_columns() -> None:
     assert f"{best} standbys  ←" in done.output and "restart " in done.output
     assert len([line for line in done.output.splitlines() if "█" in line]) <= 18
     assert f"Least is wasted with {best} standbys" in done.output
+
+
+def test_of_very_many_standbys_some_are_shown() -> None:
+    found = answer("--gpus=1048576", "--repair=5")
+    numbers = [one["standbys"] for one in found["standbys"]]
+    assert found["best"]["standbys"] in numbers and numbers[0] == 0 and len(numbers) <= 130
+    assert numbers[-1] == found["best"]["standbys"] + 3
 
 
 def test_the_published_figures_are_met_at_their_sizes() -> None:

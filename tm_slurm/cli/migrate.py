@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from tm_slurm.cli.slurm_word import id_of, slurm_word
 @click.option(
     "--reason", default="asked by the user", show_default=True, help="Shown in status and timeline."
 )
-def migrate(job: str, node: str, reason: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def migrate(job: str, node: str, reason: str, as_json: bool) -> None:
     """Move a node's ranks to a standby; the node stays in the job, as a standby.
 
     \b
@@ -48,7 +50,10 @@ def migrate(job: str, node: str, reason: str) -> None:
         now = ask_leader(job_dir, {"kind": "status"})
     except Failed:  # the request has been taken; whether it has to wait is told by status
         now = None
-    if now is not None and _must_wait(node, now):
+    waits = now is not None and _must_wait(node, now)
+    if as_json:
+        click.echo(json.dumps({"job": job, "node": node, "waits_for_a_standby": waits}))
+    elif waits:
         click.echo(f"job {job}: no standby is free: the ranks of {node} will move when one is")
     else:
         click.echo(f"job {job}: the ranks of {node} will move; see: tm-slurm status {job}")

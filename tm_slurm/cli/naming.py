@@ -55,6 +55,11 @@ def job_argument(command: _Command) -> _Command:
 
 
 def _resolve(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    return resolve(value)
+
+
+def resolve(value: str | None) -> str:
+    """An id or a directory for what was typed; UserMistake or NotFound otherwise."""
     if value is None:
         return str(_the_only_one().job_id)
     if value.isdigit() or (Path(value) / "config.yaml").exists():

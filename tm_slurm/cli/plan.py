@@ -46,9 +46,9 @@ SECONDS = _Positive(zero=True)
 @click.option(
     "--sacct-file",
     type=click.Path(path_type=Path),
-    help="Measure MTTF: a file of `sacct -aXnP -o JobIDRaw,State,NNodes,ElapsedRaw`.",
+    help="Measure MTTF: a file of `sacct -aXDnP -o JobIDRaw,State,NNodes,ElapsedRaw`.",
 )
-@click.option("--job", help="Measure MTTF and downtimes: a job's timeline (id or directory).")
+@click.option("--job", help="Measure MTTF and downtimes: a job's timeline (id, name, directory).")
 @click.option(
     "--planned", type=_Positive(zero=True), default=1.0, show_default=True, help="Planned events a day."
 )

@@ -113,10 +113,11 @@ class Sources:
 
     def _read_job(self, job: str) -> None:
         from tm_slurm.cli.jobs import find_job_dir
+        from tm_slurm.cli.naming import resolve
         from tm_slurm.config import ConfigError, load
         from tm_slurm.observe.follow import JobFiles
 
-        job_dir = find_job_dir(job)
+        job_dir = find_job_dir(resolve(job))
         self._timeline = JobFiles(job_dir).timeline()
         self._job = f"timeline of job {job}"
         try:

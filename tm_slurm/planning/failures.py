@@ -19,7 +19,14 @@ SMALL_GPUS, SMALL_MTTF_H = 1024, 7.9
 LARGE_GPUS, LARGE_MTTF_H = 16384, 1.8
 
 SACCT_FIELDS = "JobIDRaw,State,NNodes,ElapsedRaw"
-SACCT_OPTIONS = ("--allusers", "--allocations", "--noheader", "--parsable2", f"--format={SACCT_FIELDS}")
+SACCT_OPTIONS = (
+    "--allusers",
+    "--allocations",
+    "--duplicates",  # else of a job that was requeued the last run alone
+    "--noheader",
+    "--parsable2",
+    f"--format={SACCT_FIELDS}",
+)
 
 
 class NoFailures(ValueError):

@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tm_slurm.planning.inputs import Inputs
+from tm_slurm.planning.inputs import HOUR_S, ImpossibleInput, Inputs
 from tm_slurm.planning.strategies import Strategy, restart, with_standbys
 
 LARGEST_NODES = 1 << 20
 """No larger job is looked at for a break-even."""
+
+MOST_STRATEGIES = 128
+MOST_AWAY = 5000
+"""More standbys than that, away at the same time, are a mistake in the input."""
 
 _SHOWN_BEYOND_BEST = 3
 _LEAST_SHOWN = 4
@@ -23,7 +27,7 @@ class Plan:
     inputs: Inputs
     restart: Strategy
     standbys: list[Strategy]
-    """0 … k standbys"""
+    """0 … k standbys; of very many, some of them: the first, the last and the best always"""
     best: Strategy
     """the number of standbys that wastes least, of all numbers"""
     break_even_gpus: int | None
@@ -39,17 +43,27 @@ def plan(inputs: Inputs, mttf_h: Callable[[int], float], *, most: int | None = N
     return Plan(
         inputs=inputs,
         restart=restart(inputs),
-        standbys=[with_standbys(inputs, k) for k in range(last + 1)],
+        standbys=[with_standbys(inputs, k) for k in _some(last, best)],
         best=with_standbys(inputs, best),
         break_even_gpus=_break_even(inputs, mttf_h, lambda sized: with_standbys(sized, 0)),
         break_even_restart_gpus=_break_even(inputs, mttf_h, restart),
     )
 
 
+def _some(last: int, best: int) -> list[int]:
+    every = math.ceil((last + 1) / MOST_STRATEGIES)
+    return sorted({*range(0, last + 1, every), last, min(best, last)})
+
+
 def best_number(inputs: Inputs) -> int:
     """The number of standbys that wastes least: what a further one saves only gets less (Erlang's B(k) is
     convex in k), so the interval is narrowed from both ends."""
-    offered = (inputs.failures_per_s + inputs.planned_per_s) * inputs.repair_h * 3600.0
+    offered = (inputs.failures_per_s + inputs.planned_per_s) * inputs.repair_h * HOUR_S
+    if offered > MOST_AWAY:
+        raise ImpossibleInput(
+            f"--repair {inputs.repair_h:g}: expected less, found {offered:,.0f} events in that time, "
+            f"of which each takes a standby; at most {MOST_AWAY:,} are looked at"
+        )
     low, high = 0, math.ceil(offered + 6.0 * math.sqrt(offered) + 6.0)
     while low < high:
         middle = (low + high) // 2
