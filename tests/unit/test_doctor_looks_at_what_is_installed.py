@@ -20,14 +20,20 @@ def help_of(name: str) -> str:
     return (RECORDED / f"doctor_srun_help_{name}.txt").read_text()
 
 
-def test_a_plugin_is_loaded_when_srun_knows_its_options() -> None:
+def test_a_plugin_is_loaded_when_srun_knows_its_options(tmp_path: Path) -> None:
     plugin = Path("/usr/local/lib/tm_slurm/tm_slurm.so")
     assert administration.plugin_loaded(help_of("administered"), plugin).verdict == "pass"
     assert administration.plugin_loaded(help_of("healthy"), None).verdict == "warn"
-    broken = Path("/nowhere/lib/tm_slurm/tm_slurm.so")
-    finding = administration.plugin_loaded(help_of("mistakes"), broken)
-    assert finding.verdict == "fail" and "cannot open shared object file" in finding.meaning
+    missing = Path("/nowhere/lib/tm_slurm/tm_slurm.so")
+    finding = administration.plugin_loaded(help_of("mistakes"), missing)
+    assert finding.verdict == "fail" and "there is no such file" in finding.meaning
     assert "--prefix /nowhere;" in finding.mend
+    broken = tmp_path / "lib" / "tm_slurm" / "tm_slurm.so"
+    broken.parent.mkdir(parents=True)
+    broken.touch()
+    said = help_of("mistakes").replace(str(missing), str(broken))
+    assert "cannot open shared object file" in administration.plugin_loaded(said, broken).meaning
+    assert "does not say why" in administration.plugin_loaded(help_of("healthy"), broken).meaning
 
 
 def test_plugstack_is_followed_through_what_it_includes(tmp_path: Path) -> None:

@@ -29,14 +29,15 @@ def test_the_text_is_read_whole() -> None:
     assert parse_config("Prolog[0] = /a\nProlog[1] = /b\n")["Prolog"] == "/a,/b"
 
 
-def test_a_healthy_cluster_has_no_failure() -> None:
-    found = verdicts(config("healthy"))
+@pytest.mark.parametrize("name", ["healthy", "healthy_26.05"])
+def test_a_healthy_cluster_has_no_failure(name: str) -> None:
+    found = verdicts(config(name))
     assert "fail" not in found.values()
     assert {check for check, verdict in found.items() if verdict == "warn"} == {
         "SlurmdTimeout",
         "ProctrackType",
     }
-    production = config("healthy", SlurmdTimeout="300 sec", ProctrackType="proctrack/cgroup")
+    production = config(name, SlurmdTimeout="300 sec", ProctrackType="proctrack/cgroup")
     assert set(verdicts(production).values()) == {"pass"}
 
 

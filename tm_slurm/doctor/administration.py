@@ -79,9 +79,8 @@ def plugin_loaded(srun_help: str, plugin: Path | None) -> Finding:
         return passed(check, f"loaded: {plugin}" if plugin else "loaded", "sbatch knows --tm-standbys")
     if plugin is not None:
         said = [line.partition("error: ")[2] for line in srun_help.splitlines() if str(plugin) in line]
-        meaning = (
-            f"plugstack.conf names it, and Slurm cannot load it: {said[0] if said else 'it does not say why'}"
-        )
+        why = (said[0] if said else "it does not say why") if plugin.exists() else "there is no such file"
+        meaning = f"plugstack.conf names it, and Slurm cannot load it: {why}"
         return failed(check, f"not loaded: {plugin}", meaning, INSTALL.format(plugin.parents[2]))
     meaning = "optional: a dead task is heard of by the agent and the poll only, --tm-… options are not known"
     return warned(check, "not installed", meaning, INSTALL.format(DEFAULT_PREFIX))
