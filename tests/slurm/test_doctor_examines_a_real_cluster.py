@@ -15,6 +15,7 @@ from waiting import until
 
 from tm_slurm.doctor.settings import release
 from tm_slurm.localcluster import LocalCluster
+from tm_slurm.slurm.pyslurm_client import is_installed
 
 pytestmark = pytest.mark.slurm
 
@@ -86,6 +87,7 @@ def test_a_healthy_cluster_has_no_failure(
             "for Slurm" in found["plugin build"]["found"]
             and "4 the same" in found["installed files"]["found"]
         )
+        assert found["pyslurm"]["found"] == ("answers" if is_installed() else "not installed")
     assert list(shared_dir.iterdir()) == []
     until(lambda: administered_cluster.run(["squeue", "--noheader"]).stdout == "")
 

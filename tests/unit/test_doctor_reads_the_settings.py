@@ -125,6 +125,13 @@ def test_the_controller(ping: str, verdict: str) -> None:
     assert versions.controller(ping).verdict == verdict
 
 
+def test_pyslurm() -> None:
+    assert versions.pyslurm(is_installed=False, problem=None).verdict == "pass"
+    assert versions.pyslurm(is_installed=True, problem=None).verdict == "pass"
+    finding = versions.pyslurm(is_installed=True, problem="pyslurm is of 25.11, slurmctld of 22.05")
+    assert finding.verdict == "warn" and "25.11" in finding.found
+
+
 @pytest.mark.parametrize(
     ("client", "server", "nodes", "verdict"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ from tm_slurm import __version__
 from tm_slurm.doctor import administration, nodes, settings, versions
 from tm_slurm.doctor.finding import Finding, failed
 from tm_slurm.doctor.probing import NoNodes, Probing
-from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
+from tm_slurm.slurm import PySlurm, SlurmRefused, SlurmUnavailable, connect, environment
+from tm_slurm.slurm.pyslurm_client import is_installed
 
 ANSWER_LIMIT_S = 15.0
 
@@ -50,7 +52,7 @@ class Examination:
         if "SLURM_VERSION" not in config:
             return found
         found += [check(config) for check in settings.CHECKS]
-        found.append(self._versions(config))
+        found += [self._versions(config), self._pyslurm()]
         plugin = administration.plugin_file(config)
         found.append(administration.plugin_loaded(_output("srun", "--help"), plugin))
         stamp = administration.stamp_of(plugin) if plugin is not None else None
@@ -72,6 +74,16 @@ class Examination:
                 "Slurm releases", str(error), "slurmctld does not say its nodes", "scontrol show node"
             )
         return versions.versions(client, server, {name: node.version for name, node in every.items()})
+
+    def _pyslurm(self) -> Finding:
+        if not is_installed():
+            return versions.pyslurm(is_installed=False, problem=None)
+        with contextlib.closing(PySlurm(timeout_s=ANSWER_LIMIT_S, strict=True)) as asked:
+            try:
+                asked.partitions()
+            except (SlurmUnavailable, SlurmRefused) as error:
+                return versions.pyslurm(is_installed=True, problem=str(error))
+        return versions.pyslurm(is_installed=True, problem=None)
 
     def _of_nodes(self, files: list[str]) -> list[Finding]:
         self._told(f"asking {self._count} nodes (at most {self._wait_s} s for them to be free)")

@@ -37,3 +37,14 @@ def versions(client: str, server: str, nodes: Mapping[str, str]) -> Finding:
         return warned(check, found, meaning, "install one release everywhere; then: make spank")
     known = sum(1 for version in nodes.values() if version)
     return passed(check, f"{server} here, in slurmctld and on {known} of {len(nodes)} nodes")
+
+
+def pyslurm(*, is_installed: bool, problem: str | None) -> Finding:
+    """`problem`: why a question to slurmctld by pyslurm was not answered."""
+    check = "pyslurm"
+    if not is_installed:
+        return passed(check, "not installed", "Slurm is asked by its commands, 5 to 10 ms a question")
+    if problem is not None:
+        meaning = "Slurm is asked by its commands instead"
+        return warned(check, problem, meaning, "pip install the pyslurm of the controller's release, or none")
+    return passed(check, "answers", "about 1 ms a question")
