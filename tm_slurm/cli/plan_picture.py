@@ -18,7 +18,7 @@ def draw(plan: Plan, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8.0, 4.5), layout="constrained")
-    numbers = [one.standbys for one in plan.standbys]
+    numbers = [one.standbys or 0 for one in plan.standbys]
     stopped = [one.stopped_gpu_h for one in plan.standbys]
     axes.bar(numbers, stopped, label="training stands still", color="#2b6cb0")
     axes.bar(
