@@ -1,0 +1,115 @@
+"""Each interruption is told as spans by node and rank, whenever a writer is killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tm_slurm.observe.follow import JobFiles
+from tm_slurm.observe.record import Record
+from tm_slurm.observe.spans import SpanBook, began_at
+
+RECORDED = Path(__file__).with_name("recorded_job")
+DERIVED = "span"
+
+
+def notes() -> list[dict[str, Any]]:
+    return [entry for entry in JobFiles(RECORDED).timeline() if entry["what"] != DERIVED]
+
+
+def spans_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    book = SpanBook()
+    return [span for entry in entries for span in book.take(entry)]
+
+
+def test_a_drain_and_a_death_are_told_by_node_and_rank() -> None:
+    spans = spans_of(notes())
+    roots = [span for span in spans if span["name"] == "interruption"]
+    assert [(r["kind"], r["outcome"]) for r in roots] == [
+        ("drain", "moved"),
+        ("process_death", "recovered"),
+        ("drain", "moved"),
+    ]
+    for root in roots:
+        mine = [s for s in spans if s["interruption"] == root["interruption"] and s is not root]
+        assert {"detect", "decide", "prepare", "switch", "transfer", "resume"} <= {s["name"] for s in mine}
+        for pair in root["pairs"]:
+            joiner = {(s["name"], s["rank"]) for s in mine if s["node"] == pair["joiner"]}
+            assert {("prepare", r) for r in pair["ranks"]} <= joiner
+            assert {("transfer", r) for r in pair["ranks"]} <= joiner
+        assert all(root["begin"] <= s["begin"] <= s["at"] <= root["at"] for s in mine)
+
+
+def test_the_coordinator_writes_what_the_notes_tell() -> None:
+    written = [entry for entry in JobFiles(RECORDED).timeline() if entry["what"] == DERIVED]
+    assert [{"what": DERIVED, **span} for span in spans_of(notes())] == written
+
+
+@pytest.mark.parametrize("cut", range(4, len(notes())))
+def test_a_new_leader_goes_on_wherever_the_one_before_was_killed(tmp_path: Path, cut: int) -> None:
+    record = Record(tmp_path, world_size=4)
+    for note in notes()[:cut]:
+        record.note(**note)
+    record.close(job_ended=False)
+    with (tmp_path / "timeline.jsonl").open("a") as file:
+        file.write('{"at": 17, "what": "sp')  # torn
+    record = Record(tmp_path, world_size=4)
+    for note in notes()[cut:]:
+        record.note(**note)
+    record.close()
+    told = [entry for entry in JobFiles(tmp_path).timeline() if entry["what"] == DERIVED]
+    assert told == [{"what": DERIVED, **span} for span in spans_of(notes())]
+
+
+def test_steps_done_again_are_a_span_of_each_moved_rank() -> None:
+    entries = notes()
+    cost = next(e for e in entries if e["what"] == "downtime" and "agreed_at" in e)
+    moved = cost["went_on"][-1]
+    moved["redone_at"] = (moved["from"] + moved["at"]) / 2
+    (redo,) = [span for span in spans_of(entries) if span["name"] == "redo"]
+    assert (redo["rank"], redo["begin"], redo["at"]) == (moved["rank"], moved["from"], moved["redone_at"])
+
+
+def test_a_cancelled_move_has_an_outcome() -> None:
+    entries = notes()
+    at = next(n for n, e in enumerate(entries) if e["what"] == "switching")
+    entries[at:] = [{"at": entries[at]["at"], "what": "cancelled", "epoch": 1, "reason": "resumed"}]
+    root = spans_of(entries)[-1]
+    assert (root["name"], root["outcome"], root["reason"]) == ("interruption", "cancelled", "resumed")
+
+
+@pytest.mark.parametrize(
+    ("identity", "began"),
+    [
+        ("drain/n3/990", 990.0),
+        ("drain/n3/990#2", 990.0),
+        ("drain/n3/1010", 1000.0),
+        ("res/fans", 1000.0),
+    ],
+)
+def test_a_fact_begins_when_slurm_says_so_if_that_can_be(identity: str, began: float) -> None:
+    assert began_at({"at": 1000.0, "id": identity}) == began
+
+
+def test_a_fact_of_long_ago_counts_from_when_it_was_seen() -> None:
+    assert began_at({"at": 5000.0, "id": "drain/n3/1"}) == 5000.0
+
+
+def test_notes_of_another_version_end_nothing() -> None:
+    assert (
+        spans_of([{"at": 1.0, "what": w} for w in ("prepare", "moved", "recover", "downtime", "warm")]) == []
+    )
+
+
+def test_a_timeline_that_is_cut_anywhere_can_be_read(tmp_path: Path) -> None:
+    text = (RECORDED / "timeline.jsonl").read_bytes()
+    shutil.copytree(RECORDED, tmp_path / "job")
+    whole = text.decode().splitlines()
+    for cut in range(0, len(text), 997):
+        (tmp_path / "job" / "timeline.jsonl").write_bytes(text[:cut])
+        found = JobFiles(tmp_path / "job").timeline()
+        assert found == [json.loads(line) for line in whole[: len(found)]]
