@@ -20,8 +20,11 @@ class LazyGroup(click.Group):
         "cluster": ("tm_slurm.cli.cluster:cluster", "A real Slurm cluster on this machine."),
         "install": ("tm_slurm.cli.install:install", "For administrators: plugin, prolog, epilog, triggers."),
         "migrate": ("tm_slurm.cli.migrate:migrate", "Move a node's ranks to a standby."),
+        "report": ("tm_slurm.cli.report:report", "A page and pictures: what happened, and what it cost."),
         "status": ("tm_slurm.cli.status:status", "Ranks, nodes, standbys, step, last interruption of a job."),
         "submit": ("tm_slurm.cli.submit:submit", "Submit a training job."),
+        "timeline": ("tm_slurm.cli.timeline:timeline", "Interruptions as spans, for Perfetto and others."),
+        "watch": ("tm_slurm.cli.watch:watch", "A job as it runs: nodes, steps, loss, moves."),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
