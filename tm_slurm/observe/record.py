@@ -18,6 +18,7 @@ from typing import Any
 from tm_slurm.observe.follow import tail_of
 from tm_slurm.observe.spans import SpanBook
 from tm_slurm.observe.step_log import StepLog, append_to
+from tm_slurm.observe.tally import Tally
 
 STEADY_WINDOW = 200
 """Steps whose median is the steady step time."""
@@ -25,8 +26,8 @@ STEADY_WINDOW = 200
 KEPT_STEPS = 2000
 """Commit times kept in memory for each rank."""
 
-TIMELINE_TAIL_BYTES = 1 << 20
-"""How much of the timeline of earlier leaders is read, for what they have left open."""
+TIMELINE_TAIL_BYTES = 4 << 20
+"""How much of the timeline of earlier leaders is read, for what they have counted and left open."""
 
 
 class Record:
@@ -36,14 +37,17 @@ class Record:
         self._steps = StepLog(job_dir / "steps.jsonl", world_size)
         self._timeline_file = append_to(job_dir / "timeline.jsonl")
         self._spans = SpanBook()
+        self.tally = Tally()
         for entry in tail_of(job_dir / "timeline.jsonl", TIMELINE_TAIL_BYTES):
             self._spans.take(entry)
+            self.tally.take(entry)
         self.world_size = world_size
         self.commits: dict[int, dict[int, float]] = {}
         """rank → step → when it was committed, the last time that it was"""
         self._firsts: dict[int, dict[int, float]] = {}
         self.latest: dict[int, dict[str, Any]] = {}
         self.last_loss = self._steps.last_loss
+        self.last_step_at: float | None = None
         self.last_move: dict[str, Any] | None = None
         self._durations: deque[float] = deque(self._steps.durations(STEADY_WINDOW), maxlen=STEADY_WINDOW)
         self._disturbed = False
@@ -53,6 +57,8 @@ class Record:
         """One line of the timeline, and one for each span that ends with it (see tm_slurm.observe.spans)."""
         entry = {"at": at, "what": what, **fields}
         ended = [{"what": "span", **span} for span in self._spans.take(entry)]
+        for line in (entry, *ended):
+            self.tally.take(line)
         self._timeline_file.write("".join(json.dumps(line) + "\n" for line in (entry, *ended)))
         self._timeline_file.flush()
         if what in ("prepare", "failed", "recover"):
@@ -72,6 +78,8 @@ class Record:
         for step, committed_at, seconds, loss in report["steps"]:
             if rank == 0 and step not in commits and not self._disturbed and step > 1 and seconds > 0:
                 self._durations.append(seconds)
+            if rank == 0:
+                self.last_step_at = committed_at
             if rank == 0 and loss is not None:
                 self.last_loss = loss
             commits[step] = max(committed_at, commits.get(step, 0.0))
