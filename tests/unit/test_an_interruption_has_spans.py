@@ -11,7 +11,7 @@ import pytest
 
 from tm_slurm.observe.follow import JobFiles
 from tm_slurm.observe.record import Record
-from tm_slurm.observe.spans import SpanBook, began_at
+from tm_slurm.observe.spans import UNPLANNED, SpanBook, began_at
 
 RECORDED = Path(__file__).with_name("recorded_job")
 DERIVED = "span"
@@ -97,6 +97,51 @@ def test_a_fact_begins_when_slurm_says_so_if_that_can_be(identity: str, began: f
 
 def test_a_fact_of_long_ago_counts_from_when_it_was_seen() -> None:
     assert began_at({"at": 5000.0, "id": "drain/n3/1"}) == 5000.0
+
+
+@pytest.mark.parametrize(
+    ("before", "failed", "kind"),
+    [
+        ([], {"how": "rank 3 on n5 ended with signal SIGKILL", "log": "x"}, "process_death"),
+        ([{"what": "node_lost", "node": "n5"}], {"how": "node n5 was lost: silent"}, "node_lost"),
+        ([{"what": "node_lost", "node": "n9"}], {"how": "links to n5 are broken"}, "broken_links"),
+        ([{"what": "stuck", "ranks": [3]}], {"how": "rank 3 on n5: in a collective"}, "hang"),
+        ([], {"how": "slot 0 on n5 is stopped"}, "unresponsive"),
+        ([], None, "collective_failed"),
+    ],
+)
+def test_a_failure_is_called_by_its_cause(
+    before: list[dict[str, Any]], failed: dict[str, Any] | None, kind: str
+) -> None:
+    entries = [{"at": 1.0, **entry} for entry in before]
+    if failed is not None:
+        entries.append({"at": 1.0, "what": "failed", "node": "n5", "ranks": [3], **failed})
+    lost = [3] if failed is not None else []
+    entries.append({"at": 2.0, "what": "recover", "epoch": 1, "lost": lost, "how": "x", "restarts": 0})
+    entries.append({"at": 3.0, "what": "resolve", "epoch": 1, "step": 5, "source": "replicas"})
+    (decide,) = spans_of(entries)
+    assert (decide["name"], decide["kind"], decide["begin"], decide["at"]) == ("decide", kind, 2.0, 3.0)
+    assert kind in UNPLANNED
+
+
+def test_a_recovery_that_begins_again_is_one_interruption() -> None:
+    entries = notes()
+    at = next(n for n, e in enumerate(entries) if e["what"] == "recover")
+    again = {**entries[at], "epoch": 77, "restarts": 1, "at": entries[at]["at"] + 0.001}
+    late = [{**e, "epoch": 77} if e.get("epoch") == 2 else e for e in entries[at + 1 :]]
+    roots = [s for s in spans_of([*entries[: at + 1], again, *late]) if s["name"] == "interruption"]
+    assert [root["interruption"] for root in roots] == [1, 2, 3]
+    assert roots[1]["epoch"] == 77 and roots[1]["outcome"] == "recovered"
+
+
+def test_a_move_that_a_failure_ends_is_told_apart_from_the_recovery() -> None:
+    entries = notes()
+    at = next(n for n, e in enumerate(entries) if e["what"] == "switching")
+    when = entries[at]["at"]
+    rest = [e for e in entries[at + 1 :] if e.get("epoch") != 1]
+    broken = [{"at": when + 0.01, "what": "interrupted", "epoch": 1, "reason": "n6 failed"}]
+    roots = [s for s in spans_of([*entries[: at + 1], *broken, *rest]) if s["name"] == "interruption"]
+    assert [(r["interruption"], r["outcome"]) for r in roots[:2]] == [(1, "failed"), (2, "recovered")]
 
 
 def test_notes_of_another_version_end_nothing() -> None:

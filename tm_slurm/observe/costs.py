@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tm_slurm.observe.follow import JobFiles, read_json
+from tm_slurm.observe.spans import UNPLANNED
 from tm_slurm.observe.trace import interruptions
 
 Entry = dict[str, Any]
@@ -37,9 +38,6 @@ class Restart:
 
     def of(self, kind: str) -> float:
         return self.unplanned_s if kind in UNPLANNED else self.planned_s
-
-
-UNPLANNED = frozenset({"process_death", "node_lost", "hang", "broken_links", "collective_failed"})
 
 
 @dataclass

@@ -24,7 +24,10 @@ Entry = dict[str, Any]
 SLURM_MARK_LIMIT_S = 3600.0
 """A drain that is older when it is seen was set before the job began, or by another clock."""
 
-NAMES = ("detect", "decide", "prepare", "switch", "transfer", "redo", "resume")
+UNPLANNED = frozenset(
+    {"process_death", "node_lost", "hang", "broken_links", "unresponsive", "collective_failed"}
+)
+"""Kinds of interruptions that are failures; the others are named for the event that they follow."""
 
 
 @dataclass
@@ -159,8 +162,13 @@ class SpanBook:
         return []
 
     def _take_failed(self, note: Entry) -> list[Entry]:
-        cause = "process_death" if "log" in note else self._causes.pop("", "broken_links")
-        self._causes.setdefault(note["node"], cause)
+        node, how = note["node"], str(note["how"])
+        hung = self._causes.pop("", None)
+        if "log" in note:
+            self._causes[node] = "process_death"
+        else:
+            silent = "broken_links" if how.startswith("links to ") else "unresponsive"
+            self._causes.setdefault(node, hung or silent)
         self._dead |= {int(rank): note["node"] for rank in note["ranks"]}
         return []
 
@@ -174,7 +182,7 @@ class SpanBook:
     def _take_recover(self, note: Entry) -> list[Entry]:
         work = self._open if self._open is not None and self._open.recovery else None
         if work is None:
-            causes = list(self._causes.values())
+            causes = [self._causes[node] for node in self._dead.values() if node in self._causes]
             work = self._begin(causes[0] if causes else "collective_failed", note, float(note["at"]))
             work.recovery = True
         work.epoch, work.decided = int(note["epoch"]), False

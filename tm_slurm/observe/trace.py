@@ -4,6 +4,7 @@ spans, or plain JSON."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -62,7 +63,7 @@ def chrome(timeline: list[Entry], steps: list[Entry]) -> Entry:
             args = {key: value for key, value in entry.items() if key not in ("what", "at")}
             event("i", entry["what"], entry["at"], entry.get("node"), None, s="p", cat="note", args=args)
     for step in steps:
-        if step.get("loss") is not None:
+        if step.get("loss") is not None and math.isfinite(step["loss"]):  # JSON has no NaN
             event("C", "loss", step["at"], None, None, args={"loss": step["loss"]})
         event("C", "step time", step["at"], None, None, args={"seconds": step["seconds"]})
     return {"traceEvents": [*rows.names(), *events], "displayTimeUnit": "ms"}
