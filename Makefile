@@ -11,7 +11,7 @@ TORCH  := torch==2.13.0
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt demo test test-unit test-layouts chaos record bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next cluster-up cluster-down clean
+.PHONY: help setup apt demo test test-unit test-layouts chaos record pictures bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
@@ -65,6 +65,9 @@ chaos: setup ## Random faults against a training run, seeds 1 to 20 (SEEDS=n), f
 
 record: setup ## Record a real job anew for the tests that read job directories (tests/unit/recorded_job)
 	$(BIN)/python tests/slurm/record_a_job.py
+
+pictures: setup ## The pictures of the README, from that job
+	$(BIN)/python tests/pictures.py
 
 bench: setup ## All benchmarks; JSON in build/bench (one alone: make bench-comm)
 	@for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

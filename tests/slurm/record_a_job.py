@@ -45,6 +45,9 @@ def main() -> None:
         job.at_step(80)
         cluster.drain(job.seats()[0], reason="fan is loud")
         job.finish()
+        (again,) = [pair["leaver"] for entry in job.files.notes("recovered") for pair in entry["pairs"]]
+        if sum(entry["node"] == again for entry in job.files.notes("warm")) < 1:
+            raise SystemExit(f"training ended before {again} was a warm standby again: record once more")
         RECORDED.mkdir(exist_ok=True)
         for name in FILES:
             text = (job.files.job_dir / name).read_text()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from recorded import DEATH, FIRST, NODES, RECORDED, TIMELINE, parties
 
 from tm_slurm.cli.app import main
 from tm_slurm.observe.costs import costs_of, restart_of
@@ -21,7 +22,6 @@ from tm_slurm.observe.follow import JobFiles
 from tm_slurm.observe.roles import stretches
 from tm_slurm.observe.trace import chrome, interruptions
 
-RECORDED = Path(__file__).with_name("recorded_job")
 HOSTILE = "<script>alert('x')</script> & \"quoted\""
 
 
@@ -62,7 +62,13 @@ def test_the_page_needs_nothing_else(job: Path, tmp_path: Path) -> None:
     assert page.fetched == [] and "script" not in page.tags and "@import" not in text
     assert re.findall(r"url\((?!#)", text) == []
     assert page.tags.count("svg") == 6  # three pictures, wide and narrow
-    for said in ("disk is to be replaced", "fan is loud", "signal SIGKILL", "n3 → n6 (1)", "completed"):
+    for said in (
+        "disk is to be replaced",
+        "fan is loud",
+        "signal SIGKILL",
+        f"{parties(FIRST)} (1)",
+        "completed",
+    ):
         assert said in page.text
     for name in ("timeline", "downtime", "loss"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -136,20 +142,12 @@ def test_a_job_without_a_step_has_none(job: Path) -> None:
 
 
 def test_nodes_have_one_role_at_a_time() -> None:
-    timeline = JobFiles(RECORDED).timeline()
-    nodes = [node["node"] for node in (JobFiles(RECORDED).status() or {})["nodes"]]
-    found = stretches(timeline, nodes, timeline[-1]["at"])
-    roles = {node: [s.role for s in found if s.node == node] for node in nodes}
-    moved = {
-        p[k]
-        for e in timeline
-        if e["what"] in ("moved", "recovered")
-        for p in e["pairs"]
-        for k in p
-        if k != "ranks"
-    }
-    assert set(nodes) - moved == {node for node, seen in roles.items() if seen == ["active"]}
-    for node in nodes:
+    found = stretches(TIMELINE, NODES, TIMELINE[-1]["at"])
+    roles = {node: [s.role for s in found if s.node == node] for node in NODES}
+    pairs = [pair for entry in TIMELINE if entry["what"] in ("moved", "recovered") for pair in entry["pairs"]]
+    moved = {pair[side] for pair in pairs for side in ("leaver", "joiner")}
+    assert set(NODES) - moved == {node for node, seen in roles.items() if seen == ["active"]}
+    for node in NODES:
         mine = [s for s in found if s.node == node]
         assert all(a.end == b.begin for a, b in itertools.pairwise(mine))
 
@@ -160,7 +158,8 @@ def test_a_chrome_trace_has_a_row_for_each_node_and_rank(tmp_path: Path) -> None
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     nodes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     found = {(nodes[e["pid"]], named[e["pid"], e["tid"]], e["name"]) for e in events if e["ph"] == "X"}
-    assert ("n6", "rank 1", "transfer") in found and ("n7", "rank 3", "prepare") in found
+    assert (FIRST["pairs"][0]["joiner"], "rank 1", "transfer") in found
+    assert (DEATH["pairs"][0]["joiner"], "rank 3", "prepare") in found
     assert all(e["ts"] >= 0 and e.get("dur", 0) >= 0 for e in events if "ts" in e)
     assert sum(e["name"] == "loss" for e in events) == len(JobFiles(RECORDED).steps())
     assert chrome([], []) == {"traceEvents": [events[0], events[len(nodes)]], "displayTimeUnit": "ms"}

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import RECORDED, TIMELINE
 
 from tm_slurm.observe.follow import JobFiles
 from tm_slurm.observe.record import Record
 from tm_slurm.observe.spans import UNPLANNED, SpanBook, began_at
 
-RECORDED = Path(__file__).with_name("recorded_job")
 DERIVED = "span"
 
 
 def notes() -> list[dict[str, Any]]:
-    return [entry for entry in JobFiles(RECORDED).timeline() if entry["what"] != DERIVED]
+    return [dict(entry) for entry in TIMELINE if entry["what"] != DERIVED]
 
 
 def spans_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

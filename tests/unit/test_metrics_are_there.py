@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from recorded import RECORDED, TIMELINE, noted
 from test_the_leader_over_loopback import claimed
 
 from tm_slurm.coordinator.leader import Leader, Limits
@@ -22,7 +23,6 @@ from tm_slurm.observe.follow import JobFiles
 from tm_slurm.observe.metrics import JobCollector
 from tm_slurm.observe.tally import BUCKETS_S, Downtimes, Tally
 
-RECORDED = Path(__file__).with_name("recorded_job")
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAME = re.compile(r"\btm_slurm_\w+")
 LABELS = {"tm_slurm_job"}
@@ -34,12 +34,12 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 def recorded_status(**changes: Any) -> dict[str, Any]:
     status = JobFiles(RECORDED).status()
     assert status is not None
-    return {"recovery": None, "step_at": status["at"], "refused_connections": 3, **status, **changes}
+    return {**status, "refused_connections": 3, **changes}
 
 
 def tally() -> Tally:
     found = Tally()
-    for entry in JobFiles(RECORDED).timeline():
+    for entry in TIMELINE:
         found.take(entry)
     return found
 
@@ -63,11 +63,13 @@ def test_they_say_what_has_happened() -> None:
     assert value(found, "tm_slurm_steps_total") == status["step"] + 1
     assert value(found, "tm_slurm_epoch") == 3
     assert value(found, "tm_slurm_standbys", warmth="warm") == 1
+    (death,) = [cost["downtime_s"] for cost in noted("downtime") if "agreed_at" in cost]
     assert value(found, "tm_slurm_interruptions_total", kind="drain", outcome="moved") == 2
     assert value(found, "tm_slurm_interruptions_total", kind="process_death", outcome="recovered") == 1
     assert value(found, "tm_slurm_downtime_seconds_count", kind="drain") == 2
-    assert value(found, "tm_slurm_downtime_seconds_bucket", kind="process_death", le="0.3") == 0
-    assert value(found, "tm_slurm_downtime_seconds_bucket", kind="process_death", le="1.0") == 1
+    assert value(found, "tm_slurm_downtime_seconds_sum", kind="process_death") == pytest.approx(death)
+    assert value(found, "tm_slurm_downtime_seconds_bucket", kind="process_death", le="0.01") == 0
+    assert value(found, "tm_slurm_downtime_seconds_bucket", kind="process_death", le="+Inf") == 1
     assert value(found, "tm_slurm_events_total", kind="drain", source="poll") == 2
     assert value(found, "tm_slurm_refused_connections_total", reason="handshake") == 3
     assert value(found, "tm_slurm_refused_connections_total", reason="forged") == 0

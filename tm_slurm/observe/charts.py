@@ -154,6 +154,8 @@ def breakdown(costs: Costs) -> Draw:
                 seconds = max(0.0, one.parts.get(name, 0.0))
                 axes.barh(row, seconds, left=left, height=0.55, color=COLOURS[name], linewidth=0)
                 left += seconds
+            if one.downtime_s is not None and 0 < one.downtime_s < left:
+                axes.plot([one.downtime_s] * 2, [row - 0.38, row + 0.38], color=COLOURS["ink"], linewidth=1.6)
             text = f"{one.downtime_s:.2f} s" if (one.downtime_s or 0.0) > 0 else "none"
             axes.text(left + longest * 0.012, row, text, va="center", color=COLOURS["ink"])
         labels = [f"{one.number}" if narrow else f"{one.number}  {one.kind}" for one in shown]

@@ -68,8 +68,11 @@ def report_of(files: JobFiles, *, restart_s: float | None = None, baselines: Pat
     ]
     if any(one.parts for one in costs.interruptions):
         words = "Downtime: how much later the next step came, at the slowest rank, than usual."
-        if any((one.downtime_s or 0.0) < 0 for one in costs.interruptions):
-            words += " Below nothing: less than steps differ from each other."
+        if any(one.parts.get("other", 0.0) < 0 for one in costs.interruptions):
+            words += (
+                " Where a bar is longer than the downtime (the mark, or none), the first new step took "
+                "less than usual."
+            )
         draw, height = charts.breakdown(costs), charts.breakdown_height(costs)
         drawn.append(("downtime", "What each interruption cost", words, draw, height))
     if any(step.get("loss") is not None for step in steps):
