@@ -144,6 +144,16 @@ def test_a_move_that_a_failure_ends_is_told_apart_from_the_recovery() -> None:
     assert [(r["interruption"], r["outcome"]) for r in roots[:2]] == [(1, "failed"), (2, "recovered")]
 
 
+def test_a_leader_that_is_lost_takes_only_the_cost_with_it() -> None:
+    entries = notes()
+    at = next(n for n, e in enumerate(entries) if e["what"] == "downtime")
+    entries[at] = {"at": entries[at]["at"], "what": "leads", "node": "n6", "term": 2}
+    root = next(span for span in spans_of(entries) if span["name"] == "interruption")
+    moved = next(e for e in entries if e["what"] == "moved")
+    assert (root["outcome"], root["at"], root["pairs"]) == ("moved", moved["at"], moved["pairs"])
+    assert "downtime_s" not in root
+
+
 def test_notes_of_another_version_end_nothing() -> None:
     assert (
         spans_of([{"at": 1.0, "what": w} for w in ("prepare", "moved", "recover", "downtime", "warm")]) == []

@@ -13,14 +13,17 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tm_slurm.coordinator.election import write_atomically
-from tm_slurm.observe.metrics import CONTENT_TYPE, JobCollector
 from tm_slurm.observe.tally import Tally
+
+if TYPE_CHECKING:
+    from tm_slurm.observe.metrics import JobCollector
 
 log = logging.getLogger("tm_slurm.leader")
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TARGETS = "metrics_targets.json"
 REQUEST_LIMIT_S = 5.0
 REQUEST_BYTES = 8192
@@ -42,8 +45,9 @@ class MetricsDoor:
         self._job_dir = job_dir
         self._host = host
         self._port = port
-        self._collector = JobCollector(status, tally)
         self._status = status
+        self._tally = tally
+        self._collector: JobCollector | None = None
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self.address: str | None = None
@@ -53,6 +57,9 @@ class MetricsDoor:
         no reason not to lead."""
         if self._port is None:
             return
+        from tm_slurm.observe.metrics import JobCollector
+
+        self._collector = JobCollector(self._status, self._tally)
         for port in (self._port, 0):
             try:
                 self._server = await asyncio.start_server(
@@ -94,7 +101,7 @@ class MetricsDoor:
         path = rest.split(b" ", 1)[0].split(b"?", 1)[0]
         if method not in (b"GET", b"HEAD"):
             return _response("405 Method Not Allowed", b"only GET is answered\n")
-        if path != b"/metrics":
+        if path != b"/metrics" or self._collector is None:
             return _response("404 Not Found", b"there is only /metrics\n")
         page = self._collector.page()
         return _response("200 OK", page, body=method == b"GET")

@@ -14,8 +14,6 @@ from prometheus_client.registry import Collector
 
 from tm_slurm.observe.tally import BUCKETS_S, Tally
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 STANDINGS = ("expected", "active", "standby", "leaving", "kept", "released", "lost")
 MOVE_PHASES = ("preparing", "armed", "switching", "recovering")
 ACCEPTED = frozenset({"accepted", "duplicate"})

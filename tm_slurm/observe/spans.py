@@ -45,7 +45,7 @@ class _Open:
     switching_at: float | None = None
     warm: dict[tuple[str, int], float] = field(default_factory=dict)
     recovery: bool = False
-    decided: bool = False
+    over_at: float = 0.0
 
 
 class SpanBook:
@@ -126,7 +126,7 @@ class SpanBook:
         work = self._at(note)
         if work is None:
             return []
-        self._open, self._costs[work.epoch] = None, work
+        self._is_over(work, note)
         spans = []
         for pair in note["pairs"]:
             for rank in pair["ranks"]:
@@ -185,7 +185,7 @@ class SpanBook:
             causes = [self._causes[node] for node in self._dead.values() if node in self._causes]
             work = self._begin(causes[0] if causes else "collective_failed", note, float(note["at"]))
             work.recovery = True
-        work.epoch, work.decided = int(note["epoch"]), False
+        work.epoch = int(note["epoch"])
         work.lost |= {int(rank): self._dead.get(int(rank), "") for rank in note["lost"]}
         self._causes, self._dead = {}, {}
         return []
@@ -199,7 +199,7 @@ class SpanBook:
         work = self._at(note)
         if work is None:
             return []
-        at, work.decided = float(note["at"]), True
+        at = float(note["at"])
         seats = work.lost.items() if work.lost else [(None, "")]
         return [_span(work, "decide", (work.began, at), (node, rank)) for rank, node in seats]
 
@@ -207,8 +207,7 @@ class SpanBook:
         work = self._at(note)
         if work is None:
             return []
-        self._open, self._costs[work.epoch] = None, work
-        work.pairs = note["pairs"]
+        self._is_over(work, note)
         agreed = float(note["agreed_at"])
         spans = []
         for pair in note["pairs"]:
@@ -233,6 +232,19 @@ class SpanBook:
         return [_root(work, float(note["at"]), outcome="job_ended", reason=note["reason"])]
 
     # ---- what it cost ----
+
+    def _is_over(self, work: _Open, note: Entry) -> None:
+        """All ranks go on; what it cost is known when they have done a step."""
+        self._open, self._costs[work.epoch] = None, work
+        work.pairs, work.over_at = note["pairs"], float(note["at"])
+
+    def _take_leads(self, note: Entry) -> list[Entry]:
+        """Of what was over just before, only the leader before knew the steps that its cost follows from."""
+        unknown, self._costs = self._costs, {}
+        return [
+            _root(work, work.over_at, outcome="recovered" if work.recovery else "moved")
+            for work in unknown.values()
+        ]
 
     def _take_downtime(self, note: Entry) -> list[Entry]:
         work = self._costs.pop(int(note["epoch"]), None)
