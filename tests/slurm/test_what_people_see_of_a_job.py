@@ -25,7 +25,9 @@ def metrics(job: TrainingJob) -> dict[str, float]:
     words = [sys.executable, "-c", ASK, f"http://{address}/metrics"]
     lines = job.cluster.run(words, timeout_s=30.0).stdout.splitlines()
     found = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
-    return {name: float(value) for name, value in found}
+    label = f'job_id="{job.job_id}"'
+    assert all(label in name for name, _ in found)
+    return {name.replace(f"{label},", "").replace(f"{{{label}}}", ""): float(value) for name, value in found}
 
 
 def test_a_drained_job_is_seen_in_metrics_lines_and_report(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -72,10 +72,8 @@ class MetricsDoor:
             return
         self.address = f"{self._host}:{self._server.sockets[0].getsockname()[1]}"
         log.info("metrics at http://%s/metrics", self.address)
-        labels = {"tm_slurm_job": str(self._status()["job_id"])}
         with contextlib.suppress(OSError):
-            targets = [{"targets": [self.address], "labels": labels}]
-            write_atomically(self._job_dir / TARGETS, json.dumps(targets))
+            write_atomically(self._job_dir / TARGETS, json.dumps([{"targets": [self.address]}]))
 
     def close(self) -> None:
         if self._server is not None:

@@ -1,4 +1,5 @@
-"""A job's metrics for Prometheus, made from its status and its tally each time that they are asked for."""
+"""A job's metrics for Prometheus, made from its status and its tally each time that they are asked for. All
+have the label job_id."""
 
 from __future__ import annotations
 
@@ -31,9 +32,14 @@ class JobCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status = self._status()
-        yield from _of_training(status)
-        yield from _of_nodes(status)
-        yield from _of_interruptions(status, self._tally)
+        label = {"job_id": str(status["job_id"])}
+        for metric in (
+            *_of_training(status),
+            *_of_nodes(status),
+            *_of_interruptions(status, self._tally),
+        ):
+            metric.samples = [s._replace(labels={**label, **s.labels}) for s in metric.samples]
+            yield metric
 
     def page(self) -> bytes:
         """All of it, in Prometheus's text format."""
@@ -43,7 +49,7 @@ class JobCollector(Collector):
 
 
 def _of_training(status: Status) -> Iterator[Metric]:
-    about = {"job_id": str(status["job_id"]), "leader": status["leader"], "phase": status["phase"]}
+    about = {"leader": status["leader"], "phase": status["phase"]}
     yield _gauge("info", "The job; always 1.", [(about, 1.0)])
     step = status["step"]
     if step is not None:  # a new coordinator has not heard of it yet: that is no step back
