@@ -133,6 +133,29 @@ def test_a_job_cut_short_has_a_report_too(job: Path, tmp_path: Path) -> None:
     assert "not finished" in Page((tmp_path / "report.html").read_text()).text
 
 
+def test_a_run_without_interruptions_says_so(job: Path, tmp_path: Path) -> None:
+    calm = itertools.takewhile(lambda entry: entry["what"] != "event_drain", TIMELINE)
+    (job / "timeline.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in calm))
+    done = run("report", str(job), "-o", str(tmp_path))
+    assert done.exit_code == 0 and "downtime.png" not in done.stdout and done.stderr == ""
+    page = Page((tmp_path / "report.html").read_text())
+    assert "None." in page.text and "100.00 %" in page.text
+
+
+def test_many_interruptions_are_drawn_too(job: Path, tmp_path: Path) -> None:
+    (job / "timeline.jsonl").write_text("")
+    with (job / "timeline.jsonl").open("a") as file:
+        for again in range(100):
+            for entry in TIMELINE:
+                moved = {**entry, "at": entry["at"] + again / 10}
+                moved |= (
+                    {"interruption": entry["interruption"] + 3 * again} if "interruption" in entry else {}
+                )
+                file.write(json.dumps(moved) + "\n")
+    done = run("report", str(job), "-o", str(tmp_path))
+    assert done.exit_code == 0 and "to 300 interruptions" in done.stdout
+
+
 def test_a_job_without_a_step_has_none(job: Path) -> None:
     (job / "steps.jsonl").unlink()
     done = run("report", str(job))

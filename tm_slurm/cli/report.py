@@ -46,11 +46,14 @@ def report(job: str, output: Path | None, restart_s: float | None, as_json: bool
 
         click.echo(json.dumps(costs_of(files, restart_s).as_json()))
         return
+    from rich.console import Console
+
     from tm_slurm.observe.charts import NoMatplotlib
     from tm_slurm.observe.report import comparison, report_of
 
     try:
-        made = report_of(files, restart_s=restart_s)
+        with Console(stderr=True).status("drawing the report"):
+            made = report_of(files, restart_s=restart_s)
     except NoMatplotlib as error:
         raise Failed(f"{error}; --json needs none") from None
     target = output if output is not None else Path(f"report-{job_dir.resolve().name}")

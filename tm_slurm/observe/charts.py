@@ -106,11 +106,11 @@ def run(found: list[Stretch], interruptions: list[Interruption], began: float) -
 
     def draw(figure: Any, axes: Any, narrow: bool) -> None:
         scale, unit = _scale(max((s.end for s in found), default=began) - began)
-        for stretch in found:
-            if stretch.node in rows:
-                left, width = (stretch.begin - began) / scale, (stretch.end - stretch.begin) / scale
-                row, colour = rows.index(stretch.node), COLOURS[stretch.role]
-                axes.barh(row, width, left=left, height=0.62, color=colour, linewidth=0)
+        for row, node in enumerate(rows):
+            for role in ROLE_WORDS:
+                mine = [s for s in found if (s.node, s.role) == (node, role)]
+                bars = [((s.begin - began) / scale, (s.end - s.begin) / scale) for s in mine]
+                axes.broken_barh(bars, (row - 0.31, 0.62), color=COLOURS[role], linewidth=0)
         _mark(axes, interruptions, lambda one: (one.end - began) / scale)
         axes.set_yticks(range(len(rows)), rows)
         axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -189,9 +189,12 @@ def loss(steps: list[dict[str, Any]], interruptions: list[Interruption]) -> Draw
 
 
 def _mark(axes: Any, interruptions: list[Interruption], place: Callable[[Interruption], float]) -> None:
-    for one in interruptions:
-        at = place(one)
-        axes.axvline(at, color=COLOURS["mark"], linewidth=1.0, linestyle=(0, (3, 2)))
+    places = [place(one) for one in interruptions]
+    everywhere = axes.get_xaxis_transform()
+    axes.vlines(places, 0, 1, COLOURS["mark"], (0, (3, 2)), linewidth=1.0, transform=everywhere)
+    if len(interruptions) > ROWS_LIMIT:
+        return  # the numbers would hide each other
+    for one, at in zip(interruptions, places, strict=True):
         axes.annotate(
             str(one.number),
             (at, 1.0),

@@ -23,6 +23,7 @@ Entry = dict[str, Any]
 PUBLISHED_RESTARTS = ((32, 80.0), (128, 190.0), (256, 230.0), (512, 260.0), (1024, 300.0), (8192, 388.0))
 """Ranks → seconds of a restart with Megatron-LM (TrainMover, OSDI '26, §1 and §8)."""
 
+_TELLING = frozenset({"downtime", "prepared", "prepare", "recover"})
 BASELINES = Path("build/bench/baselines.json")
 PARTS = ("detect", "decide", "switch", "state", "redo", "other")
 
@@ -144,7 +145,8 @@ def costs_of(files: JobFiles, restart_s: float | None = None, baselines: Path = 
     each = int(job.get("gpus_per_rank") or 0) or int(job.get("cpus_per_rank") or 1)
     standbys = int(job.get("standbys") or 0) * int(job.get("ranks_per_node") or 1)
     total = steps[-1]["at"] - steps[0]["at"] if len(steps) > 1 else 0.0
-    found = [_told(one, timeline) for one in interruptions(timeline)]
+    told = [entry for entry in timeline if entry["what"] in _TELLING or entry["what"].startswith("event_")]
+    found = [_told(one, told) for one in interruptions(timeline)]
     queued = _queued_s(started, steps)
     lost = sum(max(0.0, one.downtime_s or 0.0) for one in found)
     restart = restart_of(ranks, asked_s=restart_s, baselines=baselines)

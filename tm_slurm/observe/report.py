@@ -73,6 +73,9 @@ def report_of(files: JobFiles, *, restart_s: float | None = None, baselines: Pat
                 " Where a bar is longer than the downtime (the mark, or none), the first new step took "
                 "less than usual."
             )
+        known = sum(bool(one.parts) for one in costs.interruptions)
+        if known > charts.ROWS_LIMIT:
+            words += f" Shown are the {charts.ROWS_LIMIT} dearest of {known}."
         draw, height = charts.breakdown(costs), charts.breakdown_height(costs)
         drawn.append(("downtime", "What each interruption cost", words, draw, height))
     if any(step.get("loss") is not None for step in steps):
