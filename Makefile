@@ -11,7 +11,7 @@ TORCH  := torch==2.13.0
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt demo test test-unit test-layouts chaos bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next cluster-up cluster-down clean
+.PHONY: help setup apt demo test test-unit test-layouts chaos record pictures bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
@@ -62,6 +62,12 @@ test-next: cluster-next ## The tests against real Slurm daemons, those of 26.05 
 
 chaos: setup ## Random faults against a training run, seeds 1 to 20 (SEEDS=n), five faults each (FAULTS=n)
 	$(BIN)/python tests/chaos/chaos.py --seeds $(or $(SEEDS),20) --faults $(or $(FAULTS),5)
+
+record: setup ## Record a real job anew for the tests that read job directories (tests/unit/recorded_job)
+	$(BIN)/python tests/slurm/record_a_job.py
+
+pictures: setup ## The pictures of the README, from that job
+	$(BIN)/python tests/pictures.py
 
 bench: setup ## All benchmarks; JSON in build/bench (one alone: make bench-comm)
 	@for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done

@@ -102,6 +102,10 @@ def mistake(text: str | bytes, overrides: dict[str, Any] | None = None) -> str:
             "job.yaml:3: policy.poll_interval_s: expected more than 0 seconds, found 0",
         ),
         (
+            TRAIN + "policy:\n  metrics_port: 70000\n",
+            "job.yaml:3: policy.metrics_port: expected a port (0 to 65535), found 70000",
+        ),
+        (
             TRAIN + "policy:\n  heartbeat_s: 3\n",
             "job.yaml:3: policy.heartbeat_s: expected less than keepalive_s (2): an agent would be taken for "
             "dead between two reports; found 3",

@@ -174,6 +174,7 @@ class Agent:
                 reconnect_s=policy.keepalive_s,
                 watchdog_floor_s=policy.watchdog_floor_s,
                 watchdog_factor=policy.watchdog_factor,
+                metrics_port=policy.metrics_port,
             ),
             sure=sure,
         )

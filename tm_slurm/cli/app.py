@@ -27,9 +27,12 @@ class LazyGroup(click.Group):
         "install": ("tm_slurm.cli.install:install", "For administrators: plugin, prolog, epilog, triggers."),
         "migrate": ("tm_slurm.cli.migrate:migrate", "Move a node's ranks to a standby."),
         "plan": ("tm_slurm.cli.plan:plan", "How many standbys? What failures cost with 0 to k of them."),
+        "report": ("tm_slurm.cli.report:report", "A page and pictures: what happened, and what it cost."),
         "standbys": ("tm_slurm.cli.standbys:standbys", "The nodes that a job holds in reserve."),
         "status": ("tm_slurm.cli.status:status", "Ranks, nodes, standbys, step, last interruption of a job."),
         "submit": ("tm_slurm.cli.submit:submit", "Submit a training job."),
+        "timeline": ("tm_slurm.cli.timeline:timeline", "Interruptions as spans, for Perfetto and others."),
+        "watch": ("tm_slurm.cli.watch:watch", "A job as it runs: nodes, steps, loss, moves."),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -247,6 +247,12 @@ class PolicyConfig:
         "how long before a reservation of its nodes for something else the job leaves them; without it 600, "
         "or three times what the longest preparation of a move has taken, if that is more",
     ] = None
+    metrics_port: Annotated[
+        int | None,
+        "port at which the coordinator tells its metrics to Prometheus (GET /metrics; on which node, the job "
+        "directory's metrics_targets.json says, for file_sd_configs); 0: any free one; without it there are "
+        "none",
+    ] = None
     release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
 
     def __post_init__(self) -> None:
@@ -263,6 +269,8 @@ class PolicyConfig:
             if choice not in NO_STANDBY_CHOICES:
                 known = ", ".join(NO_STANDBY_CHOICES)
                 raise ImpossibleValue("on_no_standby", f"expected some of {known}, found {choice!r}")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise ImpossibleValue("metrics_port", f"expected a port (0 to 65535), found {self.metrics_port}")
         if self.watchdog_factor <= 1:
             raise ImpossibleValue("watchdog_factor", f"expected more than 1, found {self.watchdog_factor:g}")
         if self.heartbeat_s >= self.keepalive_s:

@@ -23,6 +23,7 @@ from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.decide import Decisions
 from tm_slurm.coordinator.election import Leadership, write_atomically
 from tm_slurm.coordinator.journal import Journal
+from tm_slurm.coordinator.metrics_door import MetricsDoor
 from tm_slurm.coordinator.model import JobState, Plan
 from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
@@ -66,6 +67,7 @@ class Limits:
     reconnect_s: float
     watchdog_floor_s: float = 60.0
     watchdog_factor: float = 10.0
+    metrics_port: int | None = None
 
 
 class Leader:
@@ -134,6 +136,10 @@ class Leader:
             node_of=self._node_of,
             listens_at=self._listens_at,
         )
+        self._refused = 0
+        self._metrics = MetricsDoor(
+            self.job_dir, host, limits.metrics_port, status=self.status, tally=self._record.tally
+        )
         self._requests = Requests(self.state, self._feed, self.status)
         self._signed = SignedDoor(
             SignedEvents(
@@ -184,6 +190,7 @@ class Leader:
         loops = [asyncio.create_task(self._tick_for_ever())]
         try:
             self._begin(int(server.sockets[0].getsockname()[1]))
+            await self._metrics.open()
             if self._slurm_side is not None:
                 loops += self._slurm_side.start()
             outcome = await first_of(self._outcome, loops)
@@ -193,6 +200,7 @@ class Leader:
             for task in loops:
                 task.cancel()
             server.close()
+            self._metrics.close()
             self._agents.close()
             self._write_status()
             self._record.close(job_ended=self._end is not None and self._leadership.holds())
@@ -260,6 +268,7 @@ class Leader:
                 return
             channel = await accept(reader, writer, self._secret, timeout_s=HANDSHAKE_TIMEOUT_S, hello=hello)
         except (HandshakeRefused, ChannelClosed, OSError, asyncio.TimeoutError) as error:
+            self._refused += 1
             log.warning("refused a connection reason=%s", error)
             return
         if self._outcome.done():
@@ -434,7 +443,8 @@ class Leader:
     def status(self) -> Message:
         """The state of the job as JSON: see tm_slurm.coordinator.status."""
         status = status_of(self.state, self._record, self.node, self._leadership.term, self._job_id)
-        return {**status, "signed_events": self._signed.counts}
+        refused = {"signed_events": self._signed.counts, "refused_connections": self._refused}
+        return {**status, **refused, "metrics": self._metrics.address}
 
     def _write_status(self) -> None:
         if self._leadership.holds():

@@ -135,6 +135,7 @@ class Move:
     sources: dict[int, list[Any]] = field(default_factory=dict)
     """leaving rank → [host, port] where its state can be fetched"""
     joined: set[int] = field(default_factory=set)
+    joined_after_s: dict[int, float] = field(default_factory=dict)
     resumed: dict[int, dict[str, float]] = field(default_factory=dict)
     """moved rank → the bytes that its joiner received, and in how many seconds"""
     stop_asked: bool = False

@@ -196,11 +196,13 @@ class Moves(Storing):
         if move is None or move.phase != "preparing":
             return
         move.joined.add(int(given["rank"]))
+        move.joined_after_s[int(given["rank"])] = self.now - move.started_at
         if move.joined == set(move.ranks()):
             move.phase = "armed"
             move.prepared_at = self.now
             self.state.prepared_s = max(self.state.prepared_s, self.now - move.started_at)
-            self._note("prepared", epoch=move.epoch, seconds=self.now - move.started_at)
+            after = {str(rank): seconds for rank, seconds in move.joined_after_s.items()}
+            self._note("prepared", epoch=move.epoch, seconds=self.now - move.started_at, joined_after_s=after)
             self._tell_rank(move.trigger(), {"kind": "go", "epoch": move.epoch})
 
     def _on_join_failed(self, given: Input) -> None:
@@ -294,6 +296,7 @@ class Moves(Storing):
         move.resumed[int(given["rank"])] = {
             "bytes": given.get("bytes", 0),
             "state_s": given.get("state_s", 0.0),
+            "told_after_s": self.now - move.switching_at,
         }
         if set(move.resumed) != set(move.ranks()):
             return
@@ -334,6 +337,8 @@ class Moves(Storing):
             "prepare_s": move.prepared_at - move.started_at,
             "bytes": max(received),
             "state_s": max(report["state_s"] for report in move.resumed.values()),
+            "switched_at": move.switching_at,
+            "resumed": {str(rank): report for rank, report in move.resumed.items()},
         }
 
 

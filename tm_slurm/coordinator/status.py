@@ -44,6 +44,9 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
     if state.move is not None:
         pairs = [[pair.leaver, pair.joiner] for pair in state.move.pairs]
         move = {"epoch": state.move.epoch, "phase": state.move.phase, "pairs": pairs}
+    recovery = None
+    if state.recovery is not None:
+        recovery = {"epoch": state.recovery.epoch, "how": state.recovery.how}
     return {
         "job_id": job_id,
         "phase": phase,
@@ -52,12 +55,14 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
         "term": term,
         "epoch": state.epoch,
         "step": max((r["step"] for r in record.latest.values()), default=None),
+        "step_at": record.last_step_at,
         "loss": record.last_loss,
         "steady_step_s": record.steady_step_s(),
         "nodes": nodes,
         "ranks": ranks,
         "absent": {str(rank): absent.adopter for rank, absent in sorted(state.absent.items())},
         "move": move,
+        "recovery": recovery,
         "windows": state.outlook.get("windows", []),
         "stopping": state.stopping,
         "moves_done": state.moves_done,

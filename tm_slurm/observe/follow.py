@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,11 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+
+    def skip_to(self, offset: int) -> None:
+        """Go on at the first line that begins at or after `offset` bytes (the one before is no object, cut as
+        it is)."""
+        self._offset = offset
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Complete lines only; nothing while the file does not exist. A line that is no JSON object is passed
@@ -34,6 +40,14 @@ class JsonLines:
                 continue
             if isinstance(entry, dict):
                 yield entry
+
+
+def tail_of(path: Path, size: int) -> list[dict[str, Any]]:
+    """The objects in the last `size` bytes of a JSON-lines file; nothing while it does not exist."""
+    lines = JsonLines(path)
+    with contextlib.suppress(FileNotFoundError):
+        lines.skip_to(max(0, path.stat().st_size - size))
+    return list(lines.new())
 
 
 class JobFiles:

@@ -15,13 +15,19 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from tm_slurm.observe.follow import tail_of
+from tm_slurm.observe.spans import SpanBook
 from tm_slurm.observe.step_log import StepLog, append_to
+from tm_slurm.observe.tally import Tally
 
 STEADY_WINDOW = 200
 """Steps whose median is the steady step time."""
 
 KEPT_STEPS = 2000
 """Commit times kept in memory for each rank."""
+
+TIMELINE_TAIL_BYTES = 4 << 20
+"""How much of the timeline of earlier leaders is read, for what they have counted and left open."""
 
 
 class Record:
@@ -30,20 +36,30 @@ class Record:
     def __init__(self, job_dir: Path, world_size: int) -> None:
         self._steps = StepLog(job_dir / "steps.jsonl", world_size)
         self._timeline_file = append_to(job_dir / "timeline.jsonl")
+        self._spans = SpanBook()
+        self.tally = Tally()
+        for entry in tail_of(job_dir / "timeline.jsonl", TIMELINE_TAIL_BYTES):
+            self._spans.take(entry)
+            self.tally.take(entry)
         self.world_size = world_size
         self.commits: dict[int, dict[int, float]] = {}
         """rank → step → when it was committed, the last time that it was"""
         self._firsts: dict[int, dict[int, float]] = {}
         self.latest: dict[int, dict[str, Any]] = {}
         self.last_loss = self._steps.last_loss
+        self.last_step_at: float | None = None
         self.last_move: dict[str, Any] | None = None
         self._durations: deque[float] = deque(self._steps.durations(STEADY_WINDOW), maxlen=STEADY_WINDOW)
         self._disturbed = False
         self._open_moves: list[dict[str, Any]] = []
 
     def note(self, what: str, at: float, **fields: Any) -> None:
-        """One line of the timeline."""
-        self._timeline_file.write(json.dumps({"at": at, "what": what, **fields}) + "\n")
+        """One line of the timeline, and one for each span that ends with it (see tm_slurm.observe.spans)."""
+        entry = {"at": at, "what": what, **fields}
+        ended = [{"what": "span", **span} for span in self._spans.take(entry)]
+        for line in (entry, *ended):
+            self.tally.take(line)
+        self._timeline_file.write("".join(json.dumps(line) + "\n" for line in (entry, *ended)))
         self._timeline_file.flush()
         if what in ("prepare", "failed", "recover"):
             self._disturbed = True
@@ -62,6 +78,8 @@ class Record:
         for step, committed_at, seconds, loss in report["steps"]:
             if rank == 0 and step not in commits and not self._disturbed and step > 1 and seconds > 0:
                 self._durations.append(seconds)
+            if rank == 0:
+                self.last_step_at = committed_at
             if rank == 0 and loss is not None:
                 self.last_loss = loss
             commits[step] = max(committed_at, commits.get(step, 0.0))
@@ -93,7 +111,30 @@ class Record:
             self._open_moves.remove(move)
             at = cost.pop("at")
             move.update(cost, steady_step_s=steady)
-            self.note("downtime", at, **{key: value for key, value in move.items() if key != "what"})
+            went_on = self._went_on(move, at)
+            self.note("downtime", at, **move, went_on=went_on)
+
+    def _went_on(self, move: dict[str, Any], end: float) -> list[dict[str, Any]]:
+        """How the ranks that have moved, and the slowest of all, came to their first new step: from when,
+        when the last step that they did again was done, and when that one was. Not all: there may be
+        thousands."""
+        first = int(move.get("first_new_step", move["step"]))
+        redone = first > int(move["step"])
+        told_after = [float(told.get("told_after_s", 0.0)) for told in move.get("resumed", {}).values()]
+        since = float(move.get("agreed_at", move.get("switched_at", end))) + max(told_after, default=0.0)
+        moved = {int(rank) for pair in move.get("pairs", ()) for rank in pair["ranks"]}
+        slowest = max(self.commits, key=lambda rank: self.commits[rank].get(first, 0.0), default=0)
+        return [
+            {
+                "rank": rank,
+                "node": self.latest[rank]["node"],
+                "from": since,
+                "redone_at": self.commits[rank].get(first - 1) if redone else None,
+                "at": self.commits[rank][first],
+            }
+            for rank in sorted(moved | {slowest})
+            if first in self.commits.get(rank, ())
+        ]
 
     def _cost_of_move(self, move: dict[str, Any], steady: float) -> dict[str, Any] | None:
         first = int(move["step"])
