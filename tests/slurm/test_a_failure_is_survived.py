@@ -31,6 +31,18 @@ def test_a_killed_rank_is_replaced(
     assert [step["step"] for step in job.files.steps()] == list(range(60))
 
 
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_rank_killed_in_the_first_steps_changes_no_bit(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, step: int, where: str
+) -> None:
+    """In them a DistributedDataParallel is not yet what it is later; a standby's is already."""
+    job = TrainingJob.submit(cluster, tmp_path, nodes=3, standbys=1, die_at=[1, step, where], pause_s=0.02)
+    job.note("recovered")
+    assert job.finish() == undisturbed(nodes=3)
+    assert [done["step"] for done in job.files.steps()] == list(range(60))
+
+
 def test_ranks_killed_at_any_moment_change_no_bit(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
 ) -> None:

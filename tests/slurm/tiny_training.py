@@ -4,14 +4,16 @@ Dropout and all three global generators feed the loss, there is momentum, a sche
 rank). The option `gates` is a list of steps at which every rank waits until the file `gate-STEP` is in the
 job directory, so that a test decides what happens before a certain boundary. `busy`: how many small products
 make a step longer; `pause_s`: seconds that it waits, as for a device, without using the CPU. `hang_at`:
-[rank, step]: that rank never comes out of that step, the first time. `keep`: computes in float64, and writes
-the parameters that each rank ends with to `parameters-RANK.pt`.
+[rank, step]: that rank never comes out of that step, the first time. `die_at`: [rank, step, "before" or
+"after"]: it is killed there before the forward, or after the backward, the first time. `keep`: computes
+in float64, and writes the parameters that each rank ends with to `parameters-RANK.pt`.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,11 @@ def hang(rank: int, step: int, hang_at: list[int] | None) -> None:
     raise TimeoutError(f"nobody ended rank {rank}, which hangs in step {step}")
 
 
+def die(rank: int, step: int, where: str, die_at: list[Any] | None) -> None:
+    if [rank, step, where] == die_at and first_time("died"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def learn(state: dict[str, Any], step: int, rank: int) -> torch.Tensor:
     """The loss of one rank's data, whose gradients are there now."""
     options = tm_slurm.options()
@@ -103,9 +110,11 @@ def main() -> None:
         if step == options["crash_at"]:
             raise RuntimeError("this batch is broken")
         state["optimizer"].zero_grad()
+        die(state["rank"], step, "before", options["die_at"])
         for share in tm_slurm.shares():
             with share:
                 loss = learn(state, step, share.rank)
+        die(state["rank"], step, "after", options["die_at"])
         if options["sharded"]:  # what one rank learns depends on the others all the same
             torch.distributed.all_reduce(next(state["model"].parameters()).grad)
         if [state["rank"], step] == options["nan_at"] and first_time("nan"):

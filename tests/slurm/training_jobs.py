@@ -63,6 +63,7 @@ OPTIONS: dict[str, Any] = {
     "gates": [],
     "crash_at": None,
     "hang_at": None,
+    "die_at": None,
     "nan_at": None,
     "busy": 0,
     "pause_s": 0.0,

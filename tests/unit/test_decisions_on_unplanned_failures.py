@@ -518,6 +518,30 @@ def test_a_failure_before_anything_was_committed_begins_anew() -> None:
     assert world.told("replace")[0].message["back_to"]["source"] == "anew" and not world.ends()
 
 
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_in_the_first_two_steps_all_build_again_though_there_are_replicas(step: int) -> None:
+    """A standby has its buckets already; those that built together have yet to agree on theirs."""
+    world = started()
+    world.committed = {rank: (step, False) for rank in range(4)}
+    world.dies("n3")
+    assert world.notes("recovered")[0]["source"] == ("replicas" if step == 2 else "anew")
+    assert world.notes("recovered")[0]["step"] == (step if step == 2 else 0)
+    resolve = world.told("resolve")[0].message
+    assert bool(resolve.get("back_to", {}).get("again")) == (step < 2)
+
+
+def test_after_a_start_from_a_checkpoint_the_first_two_steps_are_those_after_it() -> None:
+    world = World()
+    world.give({"kind": "checkpoint_found", "step": 40, "path": "step-00000040"})
+    world.start()
+    world.committed = {rank: (41, False) for rank in range(4)}
+    world.dies("n3")
+    assert (world.notes("recovered")[0]["source"], world.notes("recovered")[0]["step"]) == ("checkpoint", 40)
+    world.committed = {rank: (42, False) for rank in range(4)}
+    world.dies("n4")
+    assert (world.notes("recovered")[1]["source"], world.notes("recovered")[1]["step"]) == ("replicas", 42)
+
+
 def test_a_stopped_process_is_replaced() -> None:
     world = started()
     incarnation = world.state.nodes["n3"].processes[0].incarnation

@@ -97,6 +97,7 @@ class Membership(Recoveries):
         if not all(self._all_ready(state.nodes[name]) for name in seated):
             return
         state.started = True
+        state.built_at = state.checkpoint.step if state.checkpoint is not None else 0
         for name in seated:
             state.nodes[name].standing = "active"
         for rank in state.seats:

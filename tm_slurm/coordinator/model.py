@@ -326,6 +326,8 @@ class JobState:
     epoch: int = 0
     last_epoch: int = 0
     started: bool = False
+    built_at: int = 0
+    """the number of steps that were done when all ranks were built, together"""
     finishing: bool = False
     finishing_since: float = 0.0
     ended: bool = False

@@ -42,17 +42,22 @@ class Resolving(Shrinking):
         if self._follows_the_step(recovery, target):
             return
         problem = self._why_not_at(target, survivors) or self._why_no_replica(recovery, survivors, target)
+        unsettled = "" if problem else self._why_unsettled(recovery, target)
         back_to: dict[str, Any] | None = None
-        if problem:
+        if problem or unsettled:
             back_to = self._to_go_back_to(recovery, survivors, target)
-            if back_to is None:
+            if back_to is None and problem:
                 again = "requeue" in self.state.plan.on_no_standby or self.state.stopping
                 verdict = "requeue" if again else "failed"
                 why = f"{problem}, and there is no snapshot or checkpoint: {recovery.how}"
                 self._end_by_crash(verdict, why)
                 return
+        if back_to is not None:
+            problem = problem or unsettled
             target = int(back_to["step"])
             self._rolled_back(target)
+            if back_to.get("again"):
+                self.state.built_at = target
         recovery.source = "replicas" if back_to is None else str(back_to["source"])
         recovery.target = target
         recovery.agreed_at = self.now
@@ -63,6 +68,14 @@ class Resolving(Shrinking):
             for rank in recovery.places:
                 self._tell_successor(recovery, rank, None, self._part_for(rank, back_to))
         self._finish_recovery(recovery)
+
+    def _why_unsettled(self, recovery: Recovery, target: int) -> str:
+        """Until they have begun their third step, ranks that built together have something to agree on: a
+        DistributedDataParallel makes its buckets anew in the second. Some may have, and a standby has."""
+        fewer = recovery.dropped or recovery.adopters or self.state.absent
+        if target > self.state.built_at + 1 or fewer:
+            return ""
+        return "the ranks have not done two steps yet"
 
     def _to_go_back_to(
         self, recovery: Recovery, survivors: dict[int, Statement], target: int

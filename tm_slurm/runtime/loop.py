@@ -77,6 +77,8 @@ class Runtime(StandingBy):
         self._redone = -1
         self._keys_told: set[int] = set()
         self._first_step = 0
+        """of those that were built together with this rank. Two steps long they have something to agree on (a
+        DistributedDataParallel makes its buckets anew in the second) that a standby has done already."""
         self._warmed_up = False
 
     def _number_of_steps(self, steps: int | None) -> int:
@@ -280,6 +282,7 @@ class Runtime(StandingBy):
         self._vote = Vote(
             self._ballot,
             before=self._tell_buffers,
+            may_switch=lambda: self.step > self._first_step,
             failed=self._failed_at_vote,
             flags=self._flags,
             nonfinite=self._has_nonfinite,

@@ -86,7 +86,8 @@ class Vote:
     """Held once a step: by the first registered optimizer's step, or by `hold` at the end of a step without
     one.
 
-    `before`: called first; what it raises is a failure before the vote. `flags`: what the pacer asks for (0
+    `before`: called first; what it raises is a failure before the vote. `may_switch`: whether an armed epoch
+    may be carried into it; else the next one carries it. `flags`: what the pacer asks for (0
     at every other rank). `nonfinite`: whether this rank's gradients are not all finite. `failed`: called when
     the all-reduce fails; it raises Discarded, or returns when the vote has succeeded all the same. `refused`:
     called at every rank when any rank's gradients were not finite.
@@ -97,6 +98,7 @@ class Vote:
         ballot: Ballot,
         *,
         before: Callable[[], None] | None = None,
+        may_switch: Callable[[], bool] = lambda: True,
         failed: Callable[[RuntimeError], None] | None = None,
         flags: Callable[[], int] | None = None,
         nonfinite: Callable[[], bool] | None = None,
@@ -104,6 +106,7 @@ class Vote:
     ) -> None:
         self._ballot = ballot
         self._before = before
+        self._may_switch = may_switch
         self._failed = failed
         self._flags = flags
         self._nonfinite = nonfinite
@@ -137,7 +140,7 @@ class Vote:
         if self._before is not None:
             self._before()
         tensor = self._tensor
-        tensor[0] = self._ballot.carry()
+        tensor[0] = self._ballot.carry() if self._may_switch() else 0
         tensor[1] = self._flags() if self._flags is not None else 0
         tensor[2] = int(self._nonfinite()) if applying and self._nonfinite is not None else 0
         try:
