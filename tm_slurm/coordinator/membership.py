@@ -122,8 +122,24 @@ class Membership(Recoveries):
         if process is None:
             return
         process.warm_for = int(given["rank"])
-        self._note("warm", node=given["node"], rank=given["rank"], seconds=given.get("seconds"))
+        warm = {"node": given["node"], "rank": given["rank"], "seconds": given.get("seconds")}
+        self._note("warm", **warm, answers=given.get("answers"))
         self._advance_move()
+
+    def _on_resumed(self, given: Input) -> None:
+        """A standby has a rank now: with what it was warmed up."""
+        self._note("promoted", node=given["node"], rank=given["rank"], answers=given.get("answers"))
+        super()._on_resumed(given)
+
+    def _on_recorded(self, given: Input) -> None:
+        """The first steps of a role class are recorded, for standbys to warm up with."""
+        about = ("role_class", "ranks", "bytes", "recorded_bytes", "calls", "steps")
+        self._note("recorded", **{key: given[key] for key in about})
+        self.state.recorded_bytes[given["role_class"]] = int(given["bytes"])
+
+    def _on_recording_failed(self, given: Input) -> None:
+        """There is none of this class: standbys warm up with identity answers, training goes on."""
+        self._note("recording_failed", role_class=given["role_class"], why=given["why"])
 
     def _on_process_exited(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]

@@ -26,7 +26,8 @@ from tm_slurm.runtime.finite import all_finite
 from tm_slurm.runtime.handover import Outgoing
 from tm_slurm.runtime.limits import PRIVATE_INTERVAL_S
 from tm_slurm.runtime.role import Role, role_of
-from tm_slurm.runtime.standing_by import StandingBy, say
+from tm_slurm.runtime.saying import say
+from tm_slurm.runtime.standing_by import StandingBy
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of
@@ -107,21 +108,43 @@ class Runtime(StandingBy):
     # ---- real steps ----
 
     def _real_steps(self) -> Iterator[tuple[dict[str, Any], int]]:
+        yield from self._recorded_steps()
         while self.step < self.steps:
-            self._begin_step()
-            if not self._discarded:
-                yield self.state, self.step
-                with self.attempt():
-                    if not self._discarded:
-                        self._vote.hold()
-            if not self._discarded:
-                self._commit()
-            if self._resolution is not None:
-                self._go_on(self._resolution)
-            elif self._discarded and self._mark is not None:
-                self._mark.rewind()  # every rank does: the gradients were not finite
-            elif self._worker is not None:
-                self._at_boundary(self._worker)
+            yield from self._one_step()
+            if self._resolution is not None:  # all may have begun again
+                yield from self._recorded_steps()
+
+    def _recorded_steps(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """The first steps of a rank that records them; afterwards nothing of the recorder is left."""
+        worker = self._worker
+        while worker is not None and (recorder := worker.recorder) is not None and self.step < self.steps:
+            epoch = worker.epoch
+            recorder.begin_step()
+            yield from self._one_step()
+            if worker.recorder is not recorder:
+                continue  # all have begun again
+            if self._discarded or worker.epoch != epoch:
+                recorder.give_up("the first steps of the job were disturbed by a failure or a move")
+                worker.recorder = None
+            elif not recorder.step_ended() or self.step >= self.steps:
+                recorder.finish()
+                worker.recorder = None
+
+    def _one_step(self) -> Iterator[tuple[dict[str, Any], int]]:
+        self._begin_step()
+        if not self._discarded:
+            yield self.state, self.step
+            with self.attempt():
+                if not self._discarded:
+                    self._vote.hold()
+        if not self._discarded:
+            self._commit()
+        if self._resolution is not None:
+            self._go_on(self._resolution)
+        elif self._discarded and self._mark is not None:
+            self._mark.rewind()  # every rank does: the gradients were not finite
+        elif self._worker is not None:
+            self._at_boundary(self._worker)
 
     def _begin_step(self) -> None:
         self._discarded = False
@@ -281,6 +304,7 @@ class Runtime(StandingBy):
         if order["kind"] != "resolve":
             self._end_process(0)
         self._discarded = False
+        self._resolution = order
         self._go_on(order)
 
     def _finish(self, worker: Worker) -> Iterator[tuple[dict[str, Any], int]]:

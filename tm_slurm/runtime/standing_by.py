@@ -4,7 +4,6 @@ rank's place (TrainMover §4, §5, §7)."""
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,11 @@ from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Incoming
 from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S
+from tm_slurm.runtime.recording import await_recording, share_of_cpus
+from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
+from tm_slurm.sandbox import Recording
 from tm_slurm.state import ReceiveReport, give_buffers, give_private, take_private
 
 Shadow = Generator[tuple[dict[str, Any], int], None, bool]
@@ -40,11 +42,14 @@ class StandingBy(Surviving):
         while True:
             kind = order["kind"]
             if kind == "warm":
-                began = time.monotonic()
+                seconds = 0.0
                 if worker.rank != int(order["rank"]):
-                    yield from self._warm_up(worker, order)
-                seconds = time.monotonic() - began
-                worker.link.send({"kind": "process_warm", "rank": worker.rank, "seconds": seconds})
+                    recording = await_recording(worker, int(order["rank"]))
+                    began = time.monotonic()
+                    yield from self._warm_up(worker, order, recording)
+                    seconds = time.monotonic() - began
+                warm = {"kind": "process_warm", "rank": worker.rank, "seconds": seconds}
+                worker.link.send({**warm, "answers": vars(worker.sandbox.answers())})
             elif kind in ("join", "replace") and not worker.is_for_me(order):
                 pass  # for the process that was in this slot before
             elif kind == "join":
@@ -58,20 +63,29 @@ class StandingBy(Surviving):
                 self._end_process(0)
             order = worker.link.next_order("warm", "join", "replace", "retire", "exit", "finish")
 
-    def _warm_up(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
+    def _warm_up(
+        self, worker: Worker, order: Message, recording: Recording | None
+    ) -> Iterator[tuple[dict[str, Any], int]]:
         """Build the role and run shadow iterations, answered without any communication (TrainMover §4).
 
         Whatever they do to the state is overwritten at the switch."""
-        worker.sandbox.enter()
         rank, world_size = int(order["rank"]), int(order["world_size"])
-        self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers={})
-        again = self._warmed_up  # for another role: what a process needs once is there
-        self._warmed_up = True
-        for step in worker.sandbox.shadow_steps(0 if again else worker.config.policy.shadow_steps):
-            self._vote.open()
-            yield self.state, step
-            self._vote.hold()
+        worker.sandbox.enter(recording)
+        with share_of_cpus(worker.config.standby.cpu_share):
+            self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers={})
+            again = self._warmed_up  # for another role: what a process needs once is there
+            self._warmed_up = True
+            for step in worker.sandbox.shadow_steps(0 if again else worker.config.policy.shadow_steps):
+                self._vote.open()
+                yield self.state, step
+                self._vote.hold()
         self._metrics = {}
+        answers = worker.sandbox.answers()
+        if answers.missed:
+            say(
+                f"{answers.missed} of {answers.answered + answers.missed} calls of the warm-up for rank {rank} "
+                f"were not as recorded, the first: {answers.first_miss}"
+            )
 
     def _join(self, worker: Worker, order: Message) -> bool:
         """Take over a leaver's rank. False when the move was given up; then this is a standby as before."""
@@ -97,7 +111,8 @@ class StandingBy(Surviving):
             return self._replace_anew(worker, order)
         began = time.monotonic()
         if worker.rank != int(order["rank"]):
-            yield from self._warm_up(worker, order)
+            recording = await_recording(worker, int(order["rank"]), wait_s=0)
+            yield from self._warm_up(worker, order, recording)
         times = {"warm_s": time.monotonic() - began}
         if back_to is not None:
             return self._replace_from_store(worker, order, times)
@@ -111,6 +126,7 @@ class StandingBy(Surviving):
         began = time.monotonic()
         give_private(self.state, order["private"])
         for step in range(int(order["private_step"]), target):
+            worker.sandbox.begin_step(step)
             self._vote.open()
             yield self.state, step
             self._vote.hold()
@@ -182,16 +198,12 @@ class StandingBy(Surviving):
         epoch = int(order["epoch"])
         if report is None or not worker.take_seat(epoch):
             return False
+        answers = worker.sandbox.answers()
         worker.sandbox.leave()
         worker.at_epoch(epoch)
         self.step = report.step
         self._exchange_due = True
         told = {"kind": "resumed", "epoch": epoch, "rank": worker.rank, "step": self.step}
         measured = {"bytes": report.bytes, "state_s": report.seconds, **(times or {})}
-        worker.link.send({**told, **measured})
+        worker.link.send({**told, **measured, "answers": vars(answers)})
         return True
-
-
-def say(text: str) -> None:
-    """One line for people, in this process's log."""
-    print(f"tm_slurm: {text}", file=sys.stderr, flush=True)

@@ -14,6 +14,8 @@ from typing import Any
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Outgoing
+from tm_slurm.runtime.recording import begin_recording, keep_recording
+from tm_slurm.runtime.role import Role
 from tm_slurm.runtime.vote import FAILURES, Discarded, Vote
 from tm_slurm.runtime.worker import Worker
 from tm_slurm.state import Mark, StateError, capture
@@ -27,6 +29,7 @@ class Surviving:
 
     state: dict[str, Any]
     step: int
+    role: Role
     _worker: Worker | None
     _vote: Vote
     _mark: Mark | None
@@ -127,7 +130,9 @@ class Surviving:
         while True:
             try:
                 epoch = int(order["epoch"])
+                begin_recording(worker)
                 self._enter(worker, rank=rank, world_size=world_size, epoch=epoch, peers=order["peers"])
+                keep_recording(worker, self.state, self.role)
                 self.step = 0
                 back_to = order.get("back_to")
                 if back_to is not None and back_to["source"] == "checkpoint":

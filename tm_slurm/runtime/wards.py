@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tm_slurm.comm import UNRECORDED_TAG
+
 BUDDIES = 2
 """A rank and its neighbour may be lost at once; and a successor has been told nothing yet."""
 
@@ -65,13 +67,15 @@ class Wards:
             return {}
         told = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
         size = torch.tensor([told.numel()])
-        sends = [dist.isend(part, buddy) for buddy in self.buddies for part in (size, told)]
+        sends = [
+            dist.isend(part, buddy, tag=UNRECORDED_TAG) for buddy in self.buddies for part in (size, told)
+        ]
         received = {}
         for ward in self.wards:
             their_size = torch.empty(1, dtype=torch.int64)
-            dist.recv(their_size, ward)
+            dist.recv(their_size, ward, tag=UNRECORDED_TAG)
             received[ward] = torch.empty(int(their_size), dtype=torch.uint8)
-            dist.recv(received[ward], ward)
+            dist.recv(received[ward], ward, tag=UNRECORDED_TAG)
         for send in sends:
             if send is not None:
                 send.wait()

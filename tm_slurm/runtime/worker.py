@@ -22,7 +22,7 @@ from tm_slurm.runtime.link_watch import LinkWatch
 from tm_slurm.runtime.storing import Storing
 from tm_slurm.runtime.vote import Ballot
 from tm_slurm.runtime.wards import Wards
-from tm_slurm.sandbox import Sandbox
+from tm_slurm.sandbox import Recorder, Sandbox
 from tm_slurm.state import Snapshot, StateError
 
 
@@ -68,6 +68,8 @@ class Worker:
         )
         register(self.endpoint)
         self.sandbox = Sandbox(self.endpoint)
+        self.recorder: Recorder | None = None
+        """while this rank records its first steps for its class"""
         self.ballot = Ballot()
         self._links = LinkWatch(self.endpoint)
         self.rank: int | None = None

@@ -1,5 +1,20 @@
 """The sandbox (TrainMover §4): a standby warms up alone, no call leaves the process."""
 
-from tm_slurm.sandbox.sandbox import Sandbox
+from tm_slurm.sandbox.recorder import Recorder
+from tm_slurm.sandbox.recording import Call, Recording, layout_of
+from tm_slurm.sandbox.role_class import role_class_of
+from tm_slurm.sandbox.sandbox import Answers, Sandbox
+from tm_slurm.sandbox.store import RecordingError, find, recordings_of
 
-__all__ = ["Sandbox"]
+__all__ = [
+    "Answers",
+    "Call",
+    "Recorder",
+    "Recording",
+    "RecordingError",
+    "Sandbox",
+    "find",
+    "layout_of",
+    "recordings_of",
+    "role_class_of",
+]

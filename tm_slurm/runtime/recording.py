@@ -1,0 +1,86 @@
+"""A rank's part in recording and replay: its first steps are recorded, a standby waits for what was
+(TrainMover §4)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tm_slurm.runtime.role import Role
+from tm_slurm.runtime.saying import say
+from tm_slurm.runtime.worker import Worker
+from tm_slurm.sandbox import Recorder, Recording, RecordingError, find, recordings_of, role_class_of
+
+LOOK_S = 0.1
+"""How often a standby looks whether the recording of its class is there."""
+
+
+def begin_recording(worker: Worker) -> None:
+    """From now on what this rank's collectives answer is recorded, until `keep_recording` says for whom."""
+    standby = worker.config.standby
+    worker.recorder = None
+    worker.endpoint.attach(None)
+    if standby.recorded_steps > 0:
+        worker.recorder = Recorder(
+            worker.endpoint,
+            steps=standby.recorded_steps,
+            limit_bytes=standby.recording_limit_mb << 20,
+            directory=recordings_of(worker.place.job_dir),
+            tell=worker.link.send,
+        )
+
+
+def keep_recording(worker: Worker, state: dict[str, Any], role: Role) -> None:
+    """The role is built: one rank of each class goes on recording. A collective of all ranks; raises what one
+    raises when a rank has failed."""
+    recorder = worker.recorder
+    if recorder is None:
+        return
+    if not recorder.is_designated(role_class_of(state), role.rank, role.world_size):
+        worker.recorder = None
+
+
+def await_recording(worker: Worker, rank: int, *, wait_s: float | None = None) -> Recording | None:
+    """The recording of a rank's class. None when there will be none, when it does not come within `wait_s`
+    (the config's, if not given), and as soon as there is another order: a rank may have been lost."""
+    standby = worker.config.standby
+    if standby.recorded_steps == 0:
+        return None
+    directory = recordings_of(worker.place.job_dir)
+    deadline = time.monotonic() + (standby.recording_wait_s if wait_s is None else wait_s)
+    while True:
+        try:
+            recording = find(directory, rank)
+        except RecordingError as error:
+            say(f"no recording for rank {rank}, warming up with identity answers: {error}")
+            return None
+        left = deadline - time.monotonic()
+        if recording is not None or left <= 0 or worker.link.has_order(min(left, LOOK_S)):
+            return recording
+
+
+@contextlib.contextmanager
+def share_of_cpus(share: float) -> Iterator[None]:
+    """All threads of this process, those that are started meanwhile too, keep to this part of its CPUs (at
+    least one)."""
+    before = os.sched_getaffinity(0)
+    kept = sorted(before)[: math.ceil(len(before) * share)]
+    if len(kept) == len(before):
+        yield
+        return
+    _pin(kept)
+    try:
+        yield
+    finally:
+        _pin(before)
+
+
+def _pin(cpus: set[int] | list[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cpus)
