@@ -253,13 +253,13 @@ class StandbyConfig:
 
     recorded_steps: Annotated[
         int,
-        "first steps of the job whose collectives one rank of each role class records, for standbys to warm up "
-        "with; 0: none, standbys warm up with identity answers",
+        "first steps of the job whose collectives one rank of each role class records, for standbys to "
+        "warm up with; 0: none, standbys warm up with identity answers",
     ] = 2
     recording_limit_mb: Annotated[
         int,
-        "megabytes of host memory that a rank may use for its recording; one that grows beyond is dropped, and "
-        "standbys warm up with identity answers",
+        "megabytes of host memory that a rank may use for its recording; one that grows beyond is dropped, "
+        "and standbys warm up with identity answers",
     ] = 4096
     recording_wait_s: Annotated[
         float,

@@ -83,8 +83,8 @@ class StandingBy(Surviving):
         answers = worker.sandbox.answers()
         if answers.missed:
             say(
-                f"{answers.missed} of {answers.answered + answers.missed} calls of the warm-up for rank {rank} "
-                f"were not as recorded, the first: {answers.first_miss}"
+                f"warming up for rank {rank}, {answers.missed} calls were not as recorded "
+                f"({answers.answered} were); the first: {answers.first_miss}"
             )
 
     def _join(self, worker: Worker, order: Message) -> bool:

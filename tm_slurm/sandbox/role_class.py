@@ -76,6 +76,6 @@ def agree(role_class: str, size: int) -> list[int]:
     width = 64
     told = role_class.encode("ascii")[:width].ljust(width, b"\0")
     mine = torch.frombuffer(bytearray(told), dtype=torch.uint8)
-    everybody = torch.empty(size * width, dtype=torch.uint8)
-    dist.all_gather_into_tensor(everybody, mine)
-    return [r for r in range(size) if bytes(everybody[r * width : (r + 1) * width].numpy()) == told]
+    everybody = [torch.empty(width, dtype=torch.uint8) for _ in range(size)]
+    dist.all_gather(everybody, mine)
+    return [rank for rank, theirs in enumerate(everybody) if torch.equal(theirs, mine)]

@@ -105,6 +105,8 @@ def write_refusal(directory: Path, recording: Recording, why: str) -> None:
 def find(directory: Path, rank: int) -> Recording | None:
     """The recording of a rank's class; None while there is none. RecordingError when there will be none, or
     when it is damaged."""
+    if directory.exists() and not directory.is_dir():
+        raise RecordingError(f"{directory} is in the way: recordings are kept in a folder of that name")
     for manifest in sorted(directory.glob("[!.]*/manifest.json")):
         try:
             told = json.loads(manifest.read_bytes())
