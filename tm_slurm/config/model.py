@@ -265,6 +265,16 @@ class StandbyConfig:
         float,
         "how long a standby waits for the recording of its role class before it warms up without it",
     ] = 60.0
+    warm_order: Annotated[
+        list[str],
+        "the order in which a standby warms up for role classes (`first`, `middle`, `last` of a pipeline, "
+        "`only` without one, or the names that `build` gives in `role_class`); others come before these",
+    ] = field(default_factory=lambda: ["first", "last", "middle"])
+    keep_built: Annotated[
+        list[str],
+        "the class that each standby keeps built in the end: the first entry is the first standby's, and so "
+        "on, the last one that of all others",
+    ] = field(default_factory=lambda: ["middle"])
     cpu_share: Annotated[
         float,
         "part of its CPUs that a standby's process may use while it warms up, where it shares the machine",
@@ -280,6 +290,8 @@ class StandbyConfig:
             raise ImpossibleValue(
                 "recording_wait_s", f"expected 0 seconds or more, found {self.recording_wait_s:g}"
             )
+        if not self.keep_built:
+            raise ImpossibleValue("keep_built", "expected at least one role class, found none")
         if not 0 < self.cpu_share <= 1:
             raise ImpossibleValue("cpu_share", f"expected more than 0, at most 1, found {self.cpu_share:g}")
 

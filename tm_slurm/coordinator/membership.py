@@ -121,10 +121,20 @@ class Membership(Recoveries):
         process = self._known(given)
         if process is None:
             return
-        process.warm_for = int(given["rank"])
+        rank = process.warm_for = int(given["rank"])
+        if rank != process.wanted_warm and given.get("ordered") == process.wanted_warm:
+            self._take_choice(given["node"], process)
         warm = {"node": given["node"], "rank": given["rank"], "seconds": given.get("seconds")}
-        self._note("warm", **warm, answers=given.get("answers"))
+        self._note("warm", **warm, each_s=given.get("each_s"), answers=given.get("answers"))
         self._advance_move()
+
+    def _take_choice(self, name: str, process: Process) -> None:
+        """It was to warm up for any rank, and has chosen another than was named; unless it is to take a
+        certain one by now."""
+        process.wanted_warm = process.warm_for
+        for rank, place in self._places_to_take().items():
+            if place == (name, process.slot) and rank != process.warm_for:
+                self._want_warm(self.state.nodes[name], process.slot, rank)
 
     def _on_resumed(self, given: Input) -> None:
         """A standby has a rank now: with what it was warmed up."""

@@ -11,10 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.role import Role
 from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.worker import Worker
-from tm_slurm.sandbox import Recorder, Recording, RecordingError, find, recordings_of, role_class_of
+from tm_slurm.sandbox import (
+    Recorder,
+    Recording,
+    RecordingError,
+    find,
+    recordings_of,
+    role_class_of,
+    roles_of,
+)
 
 LOOK_S = 0.1
 """How often a standby looks whether the recording of its class is there."""
@@ -62,6 +71,31 @@ def await_recording(worker: Worker, rank: int, *, wait_s: float | None = None) -
         left = deadline - time.monotonic()
         if recording is not None or left <= 0 or worker.link.has_order(min(left, LOOK_S)):
             return recording
+
+
+def roles_to_warm(worker: Worker, order: Message) -> list[int]:
+    """The ranks to warm up for in turn, the last of which is kept built (TrainMover §6): one of each role
+    class, if the order is for any rank and all classes are known; else the one of the order."""
+    ordered, slot = int(order["rank"]), worker.place.slot
+    standby = worker.config.standby
+    if not order.get("any") or standby.recorded_steps == 0:
+        return [ordered]
+    try:
+        classes = roles_of(recordings_of(worker.place.job_dir))
+    except RecordingError:
+        return [ordered]
+    known = {rank for ranks in classes.values() for rank in ranks}
+    if known != set(range(int(order["world_size"]))):
+        return [ordered]
+    kept = standby.keep_built[min(int(order.get("place", 0)), len(standby.keep_built) - 1)]
+
+    def turn(role_class: str) -> tuple[bool, int]:
+        name = role_class.rsplit("-", 1)[0]
+        order_of = standby.warm_order
+        return name == kept, order_of.index(name) if name in order_of else -1
+
+    in_turn = [classes[name] for name in sorted(sorted(classes), key=turn)]
+    return [ordered if ordered in ranks else ranks[slot % len(ranks)] for ranks in in_turn]
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Incoming
 from tm_slurm.runtime.limits import PREPARE_TIMEOUT_S
-from tm_slurm.runtime.recording import await_recording, share_of_cpus
+from tm_slurm.runtime.recording import await_recording, roles_to_warm, share_of_cpus
 from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
-from tm_slurm.sandbox import Recording
+from tm_slurm.sandbox import Recording, shadow_steps_of_another_role
 from tm_slurm.state import ReceiveReport, give_buffers, give_private, take_private
 
 Shadow = Generator[tuple[dict[str, Any], int], None, bool]
@@ -42,14 +42,7 @@ class StandingBy(Surviving):
         while True:
             kind = order["kind"]
             if kind == "warm":
-                seconds = 0.0
-                if worker.rank != int(order["rank"]):
-                    recording = await_recording(worker, int(order["rank"]))
-                    began = time.monotonic()
-                    yield from self._warm_up(worker, order, recording)
-                    seconds = time.monotonic() - began
-                warm = {"kind": "process_warm", "rank": worker.rank, "seconds": seconds}
-                worker.link.send({**warm, "answers": vars(worker.sandbox.answers())})
+                yield from self._warm_up_in_turn(worker, order)
             elif kind in ("join", "replace") and not worker.is_for_me(order):
                 pass  # for the process that was in this slot before
             elif kind == "join":
@@ -63,6 +56,25 @@ class StandingBy(Surviving):
                 self._end_process(0)
             order = worker.link.next_order("warm", "join", "replace", "retire", "exit", "finish")
 
+    def _warm_up_in_turn(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
+        """As a `warm` order wants it: for the rank that it names, or, when it is for any, for one of each
+        role class; whatever else comes meanwhile ends that early."""
+        rank = int(order["rank"])
+        seconds: dict[str, float] = {}
+        is_there = worker.rank == rank or (order.get("any") and worker.rank is not None)
+        if not is_there:
+            first = await_recording(worker, rank)
+            for turn in roles_to_warm(worker, order):
+                recording = first if turn == rank else await_recording(worker, turn, wait_s=0)
+                began = time.monotonic()
+                yield from self._warm_up(worker, {**order, "rank": turn}, recording)
+                seconds[recording.role_class if recording else str(turn)] = time.monotonic() - began
+                if worker.link.has_order(0):
+                    break
+        warm = {"kind": "process_warm", "rank": worker.rank, "ordered": rank, "each_s": seconds}
+        answers = vars(worker.sandbox.answers())
+        worker.link.send({**warm, "seconds": sum(seconds.values()), "answers": answers})
+
     def _warm_up(
         self, worker: Worker, order: Message, recording: Recording | None
     ) -> Iterator[tuple[dict[str, Any], int]]:
@@ -73,12 +85,16 @@ class StandingBy(Surviving):
         worker.sandbox.enter(recording)
         with share_of_cpus(worker.config.standby.cpu_share):
             self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers={})
-            again = self._warmed_up  # for another role: what a process needs once is there
+            steps = max(worker.config.policy.shadow_steps, 1)
+            if self._warmed_up:  # for another role: what a process needs once is there
+                steps = shadow_steps_of_another_role(self.state, steps)
             self._warmed_up = True
-            for step in worker.sandbox.shadow_steps(0 if again else worker.config.policy.shadow_steps):
+            for step in worker.sandbox.shadow_steps(steps):
                 self._vote.open()
                 yield self.state, step
                 self._vote.hold()
+            if steps == 1:
+                worker.sandbox.rebuild_buckets(self.state)
         self._metrics = {}
         answers = worker.sandbox.answers()
         if answers.missed:

@@ -3,8 +3,8 @@
 from tm_slurm.sandbox.recorder import Recorder
 from tm_slurm.sandbox.recording import Call, Recording, layout_of
 from tm_slurm.sandbox.role_class import role_class_of
-from tm_slurm.sandbox.sandbox import Answers, Sandbox
-from tm_slurm.sandbox.store import RecordingError, find, recordings_of
+from tm_slurm.sandbox.sandbox import Answers, Sandbox, shadow_steps_of_another_role
+from tm_slurm.sandbox.store import RecordingError, find, recordings_of, roles_of
 
 __all__ = [
     "Answers",
@@ -17,4 +17,6 @@ __all__ = [
     "layout_of",
     "recordings_of",
     "role_class_of",
+    "roles_of",
+    "shadow_steps_of_another_role",
 ]

@@ -8,15 +8,16 @@ order that rank 0 has told all), kernels compiled, memory allocated.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from tm_slurm.comm import Endpoint
 from tm_slurm.comm._tm import Tape
 from tm_slurm.sandbox.recording import Recording
-
-LEAST_SHADOW_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,24 @@ class Sandbox:
 
     def shadow_steps(self, count: int) -> Iterator[int]:
         """The numbers of the shadow iterations to run."""
-        for step in range(max(count, LEAST_SHADOW_STEPS)):
+        for step in range(count):
             self.begin_step(step)
             yield step
-        gc.collect()
+
+    def rebuild_buckets(self, state: Mapping[str, Any]) -> None:
+        """After the first shadow iteration: what DDP does before its second forward, without that."""
+        self.begin_step(1)
+        for part in _replicated(state):
+            part.reducer._rebuild_buckets()
+
+
+def shadow_steps_of_another_role(state: Mapping[str, Any], wanted: int) -> int:
+    """How many shadow iterations a role needs in a process that is warm: one, in which its optimizers get
+    their state; with a static graph of DDP all that are wanted."""
+    return wanted if any(part.static_graph for part in _replicated(state)) else min(wanted, 1)
+
+
+def _replicated(state: Mapping[str, Any]) -> Iterator[DistributedDataParallel]:
+    for value in state.values():
+        if isinstance(value, torch.nn.Module):
+            yield from (part for part in value.modules() if isinstance(part, DistributedDataParallel))

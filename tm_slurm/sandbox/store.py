@@ -117,6 +117,19 @@ def find(directory: Path, rank: int) -> Recording | None:
     return None
 
 
+def roles_of(directory: Path) -> dict[str, list[int]]:
+    """Role class → its ranks, of all classes of which there is a recording, or word that there will be none.
+    RecordingError when a file is damaged."""
+    found = {}
+    for manifest in sorted(directory.glob("[!.]*/manifest.json")):
+        try:
+            told = json.loads(manifest.read_bytes())
+            found[str(told["role_class"])] = [int(rank) for rank in told["ranks"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RecordingError(f"{manifest}: not a recording: {error}") from None
+    return found
+
+
 def _read(folder: Path, told: dict[str, Any]) -> Recording:
     if "why" in told:
         raise RecordingError(str(told["why"]))
