@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "comm")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
 
 import torch
 import torch.distributed as dist

@@ -7,9 +7,9 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.role import Role
@@ -24,6 +24,8 @@ from tm_slurm.sandbox import (
     role_class_of,
     roles_of,
 )
+
+Found = TypeVar("Found")
 
 LOOK_S = 0.1
 """How often a standby looks whether the recording of its class is there."""
@@ -57,35 +59,42 @@ def keep_recording(worker: Worker, state: dict[str, Any], role: Role) -> None:
 def await_recording(worker: Worker, rank: int, *, wait_s: float | None = None) -> Recording | None:
     """The recording of a rank's class. None when there will be none, when it does not come within `wait_s`
     (the config's, if not given), and as soon as there is another order: a rank may have been lost."""
+    directory = recordings_of(worker.place.job_dir)
+    try:
+        return _await(worker, lambda: find(directory, rank), wait_s)
+    except RecordingError as error:
+        say(f"no recording for rank {rank}, warming up with identity answers: {error}")
+        return None
+
+
+def _await(worker: Worker, look: Callable[[], Found | None], wait_s: float | None = None) -> Found | None:
+    """What `look` finds in time, and before there is another order; with nothing recorded, nothing."""
     standby = worker.config.standby
     if standby.recorded_steps == 0:
         return None
-    directory = recordings_of(worker.place.job_dir)
     deadline = time.monotonic() + (standby.recording_wait_s if wait_s is None else wait_s)
     while True:
-        try:
-            recording = find(directory, rank)
-        except RecordingError as error:
-            say(f"no recording for rank {rank}, warming up with identity answers: {error}")
-            return None
+        found = look()
         left = deadline - time.monotonic()
-        if recording is not None or left <= 0 or worker.link.has_order(min(left, LOOK_S)):
-            return recording
+        if found is not None or left <= 0 or worker.link.has_order(min(left, LOOK_S)):
+            return found
 
 
 def roles_to_warm(worker: Worker, order: Message) -> list[int]:
     """The ranks to warm up for in turn, the last of which is kept built (TrainMover §6): one of each role
-    class, if the order is for any rank and all classes are known; else the one of the order."""
-    ordered, slot = int(order["rank"]), worker.place.slot
-    standby = worker.config.standby
-    if not order.get("any") or standby.recorded_steps == 0:
-        return [ordered]
+    class, if the order is for any rank and all classes come to be known; else the one of the order."""
+    ordered, slot, standby = int(order["rank"]), worker.place.slot, worker.config.standby
+    directory, all_ranks = recordings_of(worker.place.job_dir), set(range(int(order["world_size"])))
+
+    def whole() -> dict[str, list[int]] | None:
+        found = roles_of(directory)
+        return found if {rank for ranks in found.values() for rank in ranks} == all_ranks else None
+
     try:
-        classes = roles_of(recordings_of(worker.place.job_dir))
+        classes = _await(worker, whole) if order.get("any") else None
     except RecordingError:
-        return [ordered]
-    known = {rank for ranks in classes.values() for rank in ranks}
-    if known != set(range(int(order["world_size"]))):
+        classes = None
+    if classes is None:
         return [ordered]
     kept = standby.keep_built[min(int(order.get("place", 0)), len(standby.keep_built) - 1)]
 

@@ -63,9 +63,8 @@ class StandingBy(Surviving):
         seconds: dict[str, float] = {}
         is_there = worker.rank == rank or (order.get("any") and worker.rank is not None)
         if not is_there:
-            first = await_recording(worker, rank)
             for turn in roles_to_warm(worker, order):
-                recording = first if turn == rank else await_recording(worker, turn, wait_s=0)
+                recording = await_recording(worker, turn)
                 began = time.monotonic()
                 yield from self._warm_up(worker, {**order, "rank": turn}, recording)
                 seconds[recording.role_class if recording else str(turn)] = time.monotonic() - began

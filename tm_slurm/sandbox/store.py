@@ -105,8 +105,7 @@ def write_refusal(directory: Path, recording: Recording, why: str) -> None:
 def find(directory: Path, rank: int) -> Recording | None:
     """The recording of a rank's class; None while there is none. RecordingError when there will be none, or
     when it is damaged."""
-    if directory.exists() and not directory.is_dir():
-        raise RecordingError(f"{directory} is in the way: recordings are kept in a folder of that name")
+    _check(directory)
     for manifest in sorted(directory.glob("[!.]*/manifest.json")):
         try:
             told = json.loads(manifest.read_bytes())
@@ -117,9 +116,15 @@ def find(directory: Path, rank: int) -> Recording | None:
     return None
 
 
+def _check(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise RecordingError(f"{directory} is in the way: recordings are kept in a folder of that name")
+
+
 def roles_of(directory: Path) -> dict[str, list[int]]:
     """Role class → its ranks, of all classes of which there is a recording, or word that there will be none.
-    RecordingError when a file is damaged."""
+    RecordingError when a file is damaged, or there cannot be any."""
+    _check(directory)
     found = {}
     for manifest in sorted(directory.glob("[!.]*/manifest.json")):
         try:
