@@ -18,11 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tm_slurm import comm
 from tm_slurm.comm._tm import Tape
-from tm_slurm.sandbox import Recorder, Sandbox, find, role_class_of
+from tm_slurm.sandbox import Recorder, RecordingError, Sandbox, find, role_class_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 RECORDED = 2
+RECORDED_STATIC = 3
+"""With a static graph DDP rebuilds its buckets one step later."""
+
+
+def steps_of(kind: type[Training]) -> int:
+    return RECORDED_STATIC if kind is StaticGraph else RECORDED
 
 
 class Replicated(Training):
@@ -39,6 +45,16 @@ class Replicated(Training):
         self.optimizers[0].zero_grad()
         (self.ddp(inputs) - targets).square().mean().backward()
         self.optimizers[0].step()
+
+
+class StaticGraph(Replicated):
+    """DDP that works out in its first step what it does in all."""
+
+    def build(self) -> None:
+        model = Net()
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=0.02, static_graph=True)
+        self.modules = [model]
+        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3)]
 
 
 class ShapesTold(Training):
@@ -73,26 +89,25 @@ def named(training: Training) -> dict[str, Any]:
 def recorded(me: Member, kind: type[Training], directory: Path) -> tuple[str, list[str], Any]:
     """A member of the job in its first steps; returns its digest after each, and what was told in the end."""
     told: list[Any] = []
-    recorder = Recorder(
-        me.endpoint, steps=RECORDED, limit_bytes=1 << 26, directory=directory, tell=told.append
-    )
+    steps = steps_of(kind)
+    recorder = Recorder(me.endpoint, steps=steps, limit_bytes=1 << 26, directory=directory, tell=told.append)
     size = me.join_world()
     training = kind(me.rank, size, False)
     role_class = role_class_of(named(training))
     designated = recorder.is_designated(role_class, me.rank, size)
     digests = []
-    for step in range(RECORDED):
+    for step in range(steps):
         if designated:
             recorder.begin_step()
         training.step(step)
         digests.append(training.digest())
         if designated:
-            assert recorder.step_ended() == (step + 1 < RECORDED)
+            assert recorder.step_ended() == (step + 1 < steps)
     assert me.endpoint.has_tape == designated
     if designated:
         recorder.finish().join(20)
     assert not me.endpoint.has_tape
-    training.step(RECORDED)
+    training.step(steps)
     return role_class, digests, told[0] if told else None
 
 
@@ -119,7 +134,7 @@ def played(me: Member, kind: type[Training], size: int, directory: Path, steps: 
 
 @pytest.mark.parametrize(
     ("kind", "size", "classes"),
-    [(Replicated, 2, 1), (Sharded, 2, 1), (TensorParallel, 4, 1), (ShapesTold, 4, 3)],
+    [(Replicated, 2, 1), (StaticGraph, 2, 1), (Sharded, 2, 1), (TensorParallel, 4, 1), (ShapesTold, 4, 3)],
 )
 def test_the_recorded_rank_is_gone_through_again(
     kind: type[Training], size: int, classes: int, tmp_path: Path
@@ -136,16 +151,42 @@ def test_the_recorded_rank_is_gone_through_again(
                 assert told is None
                 continue
             assert told["kind"] == "recorded" and told["ranks"] == by_class[role_class]
-            assert told["steps"] == RECORDED and told["bytes"] > 0
+            assert told["steps"] == steps_of(kind) and told["bytes"] > 0
         for rank in sorted({ranks[place] for ranks in by_class.values() for place in (0, -1)}):
-            one = members.start(played, rank, kind, size, directory, RECORDED + 1)
+            one = members.start(played, rank, kind, size, directory, steps_of(kind) + 1)
             members.table([one])
             one.tell("begin")
             digests, answers = one.result()
             assert answers.missed == 0 and answers.answered > 0, answers
-            assert len(digests) == RECORDED + 1
+            assert len(digests) == steps_of(kind) + 1
             if rank == by_class[found[rank][0]][0]:
-                assert digests[:RECORDED] == found[rank][1], f"rank {rank}"
+                assert digests[:-1] == found[rank][1], f"rank {rank}"
+
+
+def test_one_that_grows_too_big_is_refused_and_says_so(tmp_path: Path) -> None:
+    with gang() as members:
+        told = members.world(overflowing, 1, tmp_path / "recordings")[0].result()
+    assert told["kind"] == "recording_failed"
+    assert told["why"] == (
+        "the first steps have more than 1 MB of answers; raise standby.recording_limit_mb to record them"
+    )
+
+
+def overflowing(me: Member, directory: Path) -> Any:
+    told: list[Any] = []
+    recorder = Recorder(
+        me.endpoint, steps=RECORDED, limit_bytes=1 << 20, directory=directory, tell=told.append
+    )
+    me.join_world()
+    assert recorder.is_designated("only-1", 0, 1)
+    recorder.begin_step()
+    for _ in range(3):
+        dist.all_reduce(torch.zeros(1 << 17))
+    assert not recorder.step_ended(), "there is nothing more to record"
+    recorder.finish().join(20)
+    with pytest.raises(RecordingError, match=r"standby\.recording_limit_mb"):
+        find(directory, 0)
+    return told[0]
 
 
 def test_another_path_is_noticed_and_answered_by_the_identity(tmp_path: Path) -> None:

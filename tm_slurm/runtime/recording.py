@@ -20,6 +20,7 @@ from tm_slurm.sandbox import (
     Recording,
     RecordingError,
     find,
+    least_steps,
     recordings_of,
     role_class_of,
     roles_of,
@@ -54,6 +55,8 @@ def keep_recording(worker: Worker, state: dict[str, Any], role: Role) -> None:
         return
     if not recorder.is_designated(role_class_of(state), role.rank, role.world_size):
         worker.recorder = None
+        return
+    recorder.steps_left = max(recorder.steps_left, least_steps(state))
 
 
 def await_recording(worker: Worker, rank: int, *, wait_s: float | None = None) -> Recording | None:

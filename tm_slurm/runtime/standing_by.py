@@ -17,7 +17,7 @@ from tm_slurm.runtime.recording import await_recording, roles_to_warm, share_of_
 from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
-from tm_slurm.sandbox import Recording, shadow_steps_of_another_role
+from tm_slurm.sandbox import Recording, least_steps, shadow_steps_of_another_role
 from tm_slurm.state import ReceiveReport, give_buffers, give_private, take_private
 
 Shadow = Generator[tuple[dict[str, Any], int], None, bool]
@@ -84,15 +84,15 @@ class StandingBy(Surviving):
         worker.sandbox.enter(recording)
         with share_of_cpus(worker.config.standby.cpu_share):
             self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers={})
-            steps = max(worker.config.policy.shadow_steps, 1)
-            if self._warmed_up:  # for another role: what a process needs once is there
+            steps = max(worker.config.policy.shadow_steps, least_steps(self.state))
+            again, self._warmed_up = self._warmed_up, True
+            if again:  # for another role: what a process needs once is there
                 steps = shadow_steps_of_another_role(self.state, steps)
-            self._warmed_up = True
             for step in worker.sandbox.shadow_steps(steps):
                 self._vote.open()
                 yield self.state, step
                 self._vote.hold()
-            if steps == 1:
+            if again and steps == 1:
                 worker.sandbox.rebuild_buckets(self.state)
         self._metrics = {}
         answers = worker.sandbox.answers()

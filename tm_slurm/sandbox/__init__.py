@@ -3,7 +3,7 @@
 from tm_slurm.sandbox.recorder import Recorder
 from tm_slurm.sandbox.recording import Call, Recording, layout_of
 from tm_slurm.sandbox.role_class import role_class_of
-from tm_slurm.sandbox.sandbox import Answers, Sandbox, shadow_steps_of_another_role
+from tm_slurm.sandbox.sandbox import Answers, Sandbox, least_steps, shadow_steps_of_another_role
 from tm_slurm.sandbox.store import RecordingError, find, recordings_of, roles_of
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Sandbox",
     "find",
     "layout_of",
+    "least_steps",
     "recordings_of",
     "role_class_of",
     "roles_of",

@@ -88,10 +88,18 @@ class Sandbox:
             part.reducer._rebuild_buckets()
 
 
+def least_steps(state: Mapping[str, Any]) -> int:
+    """After how many steps every further one is like the last: DDP rebuilds its buckets before the second
+    forward, with a static graph before the third."""
+    parts = list(_replicated(state))
+    return 3 if any(part.static_graph for part in parts) else 2 if parts else 1
+
+
 def shadow_steps_of_another_role(state: Mapping[str, Any], wanted: int) -> int:
     """How many shadow iterations a role needs in a process that is warm: one, in which its optimizers get
-    their state; with a static graph of DDP all that are wanted."""
-    return wanted if any(part.static_graph for part in _replicated(state)) else min(wanted, 1)
+    their state (see `Sandbox.rebuild_buckets`); with a static graph of DDP all."""
+    least = least_steps(state)
+    return max(wanted, least) if least > 2 else 1
 
 
 def _replicated(state: Mapping[str, Any]) -> Iterator[DistributedDataParallel]:
