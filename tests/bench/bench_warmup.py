@@ -37,6 +37,7 @@ from tm_slurm.sandbox import (
     Recorder,
     Sandbox,
     find,
+    forget_groups,
     role_class_of,
     roles_of,
     shadow_steps_of_another_role,
@@ -240,7 +241,7 @@ def standby(me: Member, name: str, directory: Path, turns: list[int]) -> list[fl
         began = time.perf_counter()
         training: Any = None
         if dist.is_initialized():
-            dist.destroy_process_group()
+            forget_groups()
         sandbox.enter(recording)
         me.endpoint.configure(rank=rank, epoch=0, term=0, peers={rank: comm.Peer("127.0.0.1", 1, 0)})
         dist.init_process_group("tm", store=dist.HashStore(), rank=rank, world_size=size)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tm_slurm import comm
 from tm_slurm.comm._tm import Tape
-from tm_slurm.sandbox import Recorder, RecordingError, Sandbox, find, role_class_of
+from tm_slurm.sandbox import Recorder, RecordingError, Sandbox, find, forget_groups, role_class_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
@@ -161,6 +161,46 @@ def test_the_recorded_rank_is_gone_through_again(
             assert len(digests) == steps_of(kind) + 1
             if rank == by_class[found[rank][0]][0]:
                 assert digests[:-1] == found[rank][1], f"rank {rank}"
+
+
+def in_turn(me: Member, kind: type[Training], size: int, directory: Path, ranks: list[int]) -> list[Any]:
+    """A process without a peer that is warmed up for one rank after the other."""
+    me.hear()
+    sandbox = Sandbox(me.endpoint)
+    comm.register(me.endpoint)
+    found = []
+    for number, rank in enumerate(ranks):
+        if number:
+            forget_groups()
+        sandbox.enter(find(directory, rank))
+        me.endpoint.configure(rank=rank, epoch=0, term=1, peers={rank: comm.Peer("127.0.0.1", 1, 0)})
+        dist.init_process_group("tm", store=dist.HashStore(), rank=rank, world_size=size)
+        training = kind(rank, size, False)
+        for step in sandbox.shadow_steps(1):
+            training.step(step)
+        sandbox.rebuild_buckets({"ddp": getattr(training, "ddp", None)})
+        training.step(1)
+        found.append((sandbox.answers(), training.digest()))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "size"), [(Replicated, 2), (TensorParallel, 4)])
+def test_one_process_is_warm_for_one_rank_after_the_other(
+    kind: type[Training], size: int, tmp_path: Path
+) -> None:
+    """One shadow step and the rebuilt buckets are enough for what comes next to be as it was recorded."""
+    directory = tmp_path / "recordings"
+    ranks = [size - 1, 0, size // 2, 0]
+    with gang() as members:
+        recordings = [one.result() for one in members.world(recorded, size, kind, directory)]
+        one = members.start(in_turn, 0, kind, size, directory, ranks)
+        members.table([one])
+        one.tell("begin")
+        found = one.result()
+    for rank, (answers, digest) in zip(ranks, found, strict=True):
+        assert answers.missed == 0 and answers.answered > 0, answers
+        if rank == 0:
+            assert digest == recordings[0][1][-1]
 
 
 def test_one_that_grows_too_big_is_refused_and_says_so(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from tm_slurm.runtime.standing_by import StandingBy
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of
+from tm_slurm.sandbox import forget_groups
 from tm_slurm.state import (
     Mark,
     StateError,
@@ -263,8 +264,7 @@ class Runtime(StandingBy):
         if dist.is_initialized():
             self.state = {}
             self._mark = None
-            dist.destroy_process_group()
-            gc.collect()
+            forget_groups()
         worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(peers))
         dist.init_process_group("tm", store=HashStore(), rank=rank, world_size=world_size)
         worker.rank, worker.world_size = rank, world_size

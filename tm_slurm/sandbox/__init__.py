@@ -1,5 +1,6 @@
 """The sandbox (TrainMover §4): a standby warms up alone, no call leaves the process."""
 
+from tm_slurm.sandbox.groups import forget_groups
 from tm_slurm.sandbox.recorder import Recorder
 from tm_slurm.sandbox.recording import Call, Recording, layout_of
 from tm_slurm.sandbox.role_class import role_class_of
@@ -14,6 +15,7 @@ __all__ = [
     "RecordingError",
     "Sandbox",
     "find",
+    "forget_groups",
     "layout_of",
     "least_steps",
     "recordings_of",
