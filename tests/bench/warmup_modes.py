@@ -46,9 +46,10 @@ class Mode(Training):
 
     ranks, joins = 2, 1
     cold = identity = True
+    layers = LAYERS
 
     def build(self) -> None:
-        model = network(LAYERS)
+        model = network(self.layers)
         self.run = self.wrapped(model)
         self.finish([model])
 
@@ -85,11 +86,15 @@ class Eager(Mode):
 
 
 class Compiled(Mode):
+    layers = 2  # compiling takes long enough
+
     def wrapped(self, model: nn.Module) -> Any:
         return torch.compile(model)
 
 
 class CompiledDynamic(Mode):
+    layers = 2
+
     def wrapped(self, model: nn.Module) -> Any:
         return torch.compile(model, dynamic=True)
 
