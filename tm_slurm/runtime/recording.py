@@ -71,14 +71,16 @@ def await_recording(worker: Worker, rank: int, *, wait_s: float | None = None) -
 
 
 def _await(worker: Worker, look: Callable[[], Found | None], wait_s: float | None = None) -> Found | None:
-    """What `look` finds in time, and before there is another order; with nothing recorded, nothing."""
-    standby = worker.config.standby
-    if standby.recorded_steps == 0:
+    """What `look` finds in time, and before there is another order; with nothing recorded, nothing. What did
+    not come in time once is not waited for again."""
+    if worker.config.standby.recorded_steps == 0:
         return None
-    deadline = time.monotonic() + (standby.recording_wait_s if wait_s is None else wait_s)
+    deadline = time.monotonic() + (worker.recording_wait_s if wait_s is None else wait_s)
     while True:
         found = look()
         left = deadline - time.monotonic()
+        if found is None and left <= 0 and wait_s is None:
+            worker.recording_wait_s = 0.0
         if found is not None or left <= 0 or worker.link.has_order(min(left, LOOK_S)):
             return found
 

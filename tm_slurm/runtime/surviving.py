@@ -16,6 +16,7 @@ from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Outgoing
 from tm_slurm.runtime.recording import begin_recording, keep_recording
 from tm_slurm.runtime.role import Role
+from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.vote import FAILURES, Discarded, Vote
 from tm_slurm.runtime.worker import Worker
 from tm_slurm.state import Mark, StateError, capture
@@ -53,6 +54,11 @@ class Surviving:
             torn = self._vote.was_held
             self._resolution = self._stop(self._worker, error, at_vote=False, torn=torn)
             self._discarded = True
+        except Exception as error:
+            # Whatever it is, answers that were made up may be its cause. Where they are not, it will come again.
+            if self._worker is None or not self._worker.endpoint.sandbox:
+                raise
+            say(f"a shadow step has failed, this standby is not as warm as it could be: {error!r}")
 
     def _failed_at_vote(self, error: RuntimeError) -> None:
         if self._worker is None or self._worker.endpoint.sandbox:

@@ -70,6 +70,7 @@ class Worker:
         self.sandbox = Sandbox(self.endpoint)
         self.recorder: Recorder | None = None
         """while this rank records its first steps for its class"""
+        self.recording_wait_s = self.config.standby.recording_wait_s
         self.ballot = Ballot()
         self._links = LinkWatch(self.endpoint)
         self.rank: int | None = None
