@@ -55,7 +55,7 @@ class Surviving:
             self._resolution = self._stop(self._worker, error, at_vote=False, torn=torn)
             self._discarded = True
         except Exception as error:
-            # Whatever it is, answers that were made up may be its cause. Where they are not, it will come again.
+            # Whatever it is, made-up answers may be its cause; if not, it comes again in a real step.
             if self._worker is None or not self._worker.endpoint.sandbox:
                 raise
             say(f"a shadow step has failed, this standby is not as warm as it could be: {error!r}")
