@@ -23,7 +23,7 @@ from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.storing import Storing
 from tm_slurm.runtime.vote import Ballot
 from tm_slurm.runtime.wards import Wards
-from tm_slurm.sandbox import Sandbox
+from tm_slurm.sandbox import Recorder, Sandbox
 from tm_slurm.state import Snapshot, StateError
 
 
@@ -70,6 +70,9 @@ class Worker:
         )
         register(self.endpoint)
         self.sandbox = Sandbox(self.endpoint)
+        self.recorder: Recorder | None = None
+        """while this rank records its first steps for its class"""
+        self.recording_wait_s = self.config.standby.recording_wait_s
         self.ballot = Ballot()
         self._links = LinkWatch(self.endpoint)
         self.rank: int | None = None

@@ -13,8 +13,11 @@ struct DeltaOptions final : c10d::Backend::Options {
 }  // namespace
 
 DeltaBackend::DeltaBackend(std::shared_ptr<Endpoint> endpoint, std::string name, uint64_t id, int rank,
-                           std::vector<int> ranks, std::chrono::milliseconds timeout)
-    : Backend(rank, static_cast<int>(ranks.size())), endpoint_(std::move(endpoint)), timeout_ms_(timeout.count()) {
+                           std::vector<int> ranks, std::chrono::milliseconds timeout, int ordinal)
+    : Backend(rank, static_cast<int>(ranks.size())),
+      endpoint_(std::move(endpoint)),
+      ordinal_(ordinal),
+      timeout_ms_(timeout.count()) {
   group_.id = id;
   group_.rank = rank;
   group_.ranks = std::move(ranks);
@@ -36,7 +39,10 @@ std::chrono::milliseconds DeltaBackend::limit(std::chrono::milliseconds wanted) 
 
 DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, Tensors outputs,
                                           std::chrono::milliseconds timeout, std::vector<Piece> pieces,
-                                          bool collective) {
+                                          bool collective, int peer, bool recorded) {
+  std::function<void(int)> ended;
+  if (Tape* tape = endpoint_->tape.load(std::memory_order_acquire); tape && recorded)
+    ended = note(*tape, title, outputs, pieces.size(), peer);
   auto work = c10::make_intrusive<DeltaWork>(endpoint_, getRank(), type, title, std::move(outputs), pieces.size());
   for (Piece& piece : pieces) {
     Launch launch;
@@ -44,11 +50,12 @@ DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, 
     launch.timeout = timeout;
     launch.collective = collective;
     launch.body = std::move(piece.body);
-    launch.finished = [work, after = std::move(piece.after), keep = std::move(piece.keep)](const Failure* failure,
-                                                                                           int source_rank) {
-      if (failure || !after) return work->piece_done(failure, source_rank);
+    launch.finished = [work, ended, after = std::move(piece.after), keep = std::move(piece.keep)](
+                          const Failure* failure, int source_rank) {
+      if (failure || (!after && !ended)) return work->piece_done(failure, source_rank);
       try {
-        after();
+        if (after) after();
+        if (ended) ended(source_rank);
       } catch (const std::exception& error) {
         Failure late{Fault::kFailed, error.what(), -1};
         return work->piece_done(&late, source_rank);
@@ -61,9 +68,24 @@ DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, 
   return work;
 }
 
-DeltaBackend::WorkPtr DeltaBackend::answer_alone(c10d::OpType type, const char* title, Tensors outputs) {
+std::function<void(int)> DeltaBackend::note(Tape& tape, const char* title, const Tensors& outputs, size_t pieces,
+                                            int peer) {
+  size_t place = tape.reserve(title, ordinal_, peer, outputs);
+  auto left = std::make_shared<std::atomic<size_t>>(pieces);
+  return [this_rank = getRank(), size = getSize(), &tape, place, outputs, left](int source_rank) {
+    if (left->fetch_sub(1) > 1) return;
+    tape.fill(place, outputs, source_rank < 0 ? kNoPeer : (source_rank - this_rank + size) % size);
+  };
+}
+
+DeltaBackend::WorkPtr DeltaBackend::answer_alone(c10d::OpType type, const char* title, Tensors outputs, int peer) {
+  int source = kNoPeer;
+  bool has_outputs = !outputs.empty() && type != c10d::OpType::SEND;
+  if (Tape* tape = endpoint_->tape.load(std::memory_order_acquire); tape && tape->plays() && has_outputs)
+    tape->answer(title, ordinal_, peer, outputs, &source);
+  if (source >= 0) source = (source + getRank()) % getSize();
   auto work = c10::make_intrusive<DeltaWork>(endpoint_, getRank(), type, title, std::move(outputs), 1);
-  work->piece_done(nullptr, -1);
+  work->piece_done(nullptr, source);
   return work;
 }
 
@@ -191,13 +213,14 @@ DeltaBackend::WorkPtr DeltaBackend::send(Tensors& tensors, int to, int tag) {
   piece.keep = {flat};
   std::vector<Piece> pieces;
   pieces.push_back(std::move(piece));
-  return start(c10d::OpType::SEND, "tm:send", tensors, limit(c10d::kUnsetTimeout), std::move(pieces), false);
+  return start(c10d::OpType::SEND, "tm:send", tensors, limit(c10d::kUnsetTimeout), std::move(pieces), false,
+               kNoPeer, false);
 }
 
 DeltaBackend::WorkPtr DeltaBackend::receive(Tensors& tensors, int from, int tag, c10d::OpType type) {
   check_single(tensors, "recv");
   TORCH_CHECK(tag >= 0, "recv: expected a tag of 0 or more, found ", tag);
-  if (sandboxed()) return answer_alone(type, "tm:recv", tensors);
+  if (sandboxed()) return answer_alone(type, "tm:recv", tensors, distance(from));
   if (from >= 0) check_present(from, "recv");
   at::Tensor tensor = tensors[0], flat = dense_like(tensor);
   Span span = span_of(flat);
@@ -207,7 +230,8 @@ DeltaBackend::WorkPtr DeltaBackend::receive(Tensors& tensors, int from, int tag,
   piece.after = [tensor, flat] { copy_back(tensor, flat); };
   std::vector<Piece> pieces;
   pieces.push_back(std::move(piece));
-  return start(type, "tm:recv", tensors, limit(c10d::kUnsetTimeout), std::move(pieces), false);
+  return start(type, "tm:recv", tensors, limit(c10d::kUnsetTimeout), std::move(pieces), false, distance(from),
+               tag != kUnrecordedTag);
 }
 
 DeltaBackend::WorkPtr DeltaBackend::recv(Tensors& tensors, int from, int tag) {

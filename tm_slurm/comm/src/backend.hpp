@@ -7,6 +7,7 @@
 
 #include "algorithms.hpp"
 #include "endpoint.hpp"
+#include "tape.hpp"
 #include "work.hpp"
 
 namespace delta {
@@ -18,7 +19,7 @@ class DeltaBackend final : public c10d::Backend {
   using Splits = std::vector<int64_t>;
 
   DeltaBackend(std::shared_ptr<Endpoint> endpoint, std::string name, uint64_t id, int rank, std::vector<int> ranks,
-               std::chrono::milliseconds timeout);
+               std::chrono::milliseconds timeout, int ordinal);
   ~DeltaBackend() override;
 
   const std::string getBackendName() const override { return "tm"; }
@@ -63,12 +64,16 @@ class DeltaBackend final : public c10d::Backend {
     Tensors keep;  // alive until it is done
   };
   WorkPtr start(c10d::OpType type, const char* title, Tensors outputs, std::chrono::milliseconds timeout,
-                std::vector<Piece> pieces, bool collective = true);
-  // The sandbox answers alone: `identity` does what a group of copies of this rank would see.
-  WorkPtr answer_alone(c10d::OpType type, const char* title, Tensors outputs);
+                std::vector<Piece> pieces, bool collective = true, int peer = kNoPeer, bool recorded = true);
+  // Every piece of a call takes note when it has ended; the last one to do so fills the call's place on the tape.
+  std::function<void(int)> note(Tape& tape, const char* title, const Tensors& outputs, size_t pieces, int peer);
+  // The sandbox answers alone: as the tape says, or else with `outputs` as they are, which is what a group of copies
+  // of this rank would see.
+  WorkPtr answer_alone(c10d::OpType type, const char* title, Tensors outputs, int peer = kNoPeer);
   // Raise, naming who is absent in this epoch.
   void check_whole(const char* collective);
   void check_present(int rank, const char* call);
+  int distance(int rank) const { return rank < 0 ? kAnyPeer : (rank - getRank() + getSize()) % getSize(); }
   bool sandboxed() const { return endpoint_->sandbox.load(std::memory_order_relaxed); }
   std::chrono::milliseconds limit(std::chrono::milliseconds wanted) const;
 
@@ -81,6 +86,7 @@ class DeltaBackend final : public c10d::Backend {
 
   std::shared_ptr<Endpoint> endpoint_;
   Group group_;
+  const int ordinal_;  // of the groups that this process is in, since the default one
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};
 };

@@ -254,6 +254,12 @@ void Endpoint::interrupt(uint32_t epoch) {
   fail_all({Fault::kInterrupted, "interrupted at epoch " + std::to_string(epoch_), -1});
 }
 
+void Endpoint::attach(std::shared_ptr<Tape> next) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  tape.store(next.get(), std::memory_order_release);
+  if (next) tapes_.push_back(std::move(next));
+}
+
 void Endpoint::update(uint32_t epoch, const std::map<int, Address>& peers) {
   Session session(*this);
   for (auto& [rank, address] : peers) {
