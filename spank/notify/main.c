@@ -1,6 +1,7 @@
 /* tm-notify: root's word to the coordinator of a user's job. Exit code 0 delivered, 1 not delivered, 2 misused. */
 #include "notify.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <openssl/crypto.h>
 #include <stdio.h>
@@ -63,13 +64,28 @@ static int tell(const struct request *given)
     return tell_at(&request, job_dir);
 }
 
+/*
+ * Goes on as a process of its own session. The caller is let go only then: slurmd ends the process group of a prolog
+ * that has returned.
+ */
 static bool detach(void)
 {
+    int session[2];
+    char none;
+    if (pipe(session) < 0)
+        return false;
     pid_t child = fork();
-    if (child != 0)
+    if (child != 0) {
+        close(session[1]);
+        while (read(session[0], &none, 1) < 0 && errno == EINTR)
+            ;
         _exit(child < 0 ? 1 : 0);
+    }
+    bool own = setsid() >= 0;
+    close(session[0]);
+    close(session[1]);
     int nothing = open("/dev/null", O_RDWR);
-    return setsid() >= 0 && nothing >= 0 && dup2(nothing, 0) == 0 && dup2(nothing, 1) == 1 && dup2(nothing, 2) == 2;
+    return own && nothing >= 0 && dup2(nothing, 0) == 0 && dup2(nothing, 1) == 1 && dup2(nothing, 2) == 2;
 }
 
 int main(int count, char **words)

@@ -27,6 +27,16 @@ def parameters(job: TrainingJob, rank: int) -> list[torch.Tensor]:
     return found
 
 
+@pytest.fixture(scope="module")
+def undisturbed(session_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
+    """The same training in which nothing is lost, without the pauses."""
+    session_cluster.up()
+    directory = tmp_path_factory.mktemp("undisturbed")
+    job = TrainingJob.submit(session_cluster, directory, **{**SHAPE, "pause_s": 0.0})
+    job.finish()
+    return job
+
+
 def go_on(job: TrainingJob, steps: int) -> None:
     """So many steps more."""
     job.at_step(job.files.steps()[-1]["step"] + steps)
@@ -38,14 +48,9 @@ def checkpoint_after(job: TrainingJob, step: int) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_lost_ranks_share_is_done_by_the_others_until_its_node_comes_back(
-    cluster: LocalCluster, tmp_path: Path, rank: int
+    cluster: LocalCluster, tmp_path: Path, undisturbed: TrainingJob, rank: int
 ) -> None:
-    directories = [tmp_path / name for name in ("undisturbed", "disturbed")]
-    for directory in directories:
-        directory.mkdir()
-    undisturbed = TrainingJob.submit(cluster, directories[0], **SHAPE, policy=SHRINKS)
-    undisturbed.finish()
-    job = TrainingJob.submit(cluster, directories[1], **SHAPE, policy=SHRINKS)
+    job = TrainingJob.submit(cluster, tmp_path, **SHAPE, policy=SHRINKS)
     job.at_step(30)
     node = job.active_nodes()[rank]
     cluster.unplug(node)

@@ -220,6 +220,35 @@ def test_an_unhealthy_node_is_told_and_drained_only_if_the_administrator_says_so
                 settings.write_text(usual)
 
 
+def test_what_a_prolog_starts_outlives_its_process_group(
+    cluster: LocalCluster,
+    place: Path,
+    installed: Installed,  # noqa: F811
+) -> None:
+    check = installed.libexec / "checks.d" / "90-test"
+    check.write_text("#!/bin/sh\nexit 1\n")
+    check.chmod(0o755)
+    rounds = 20
+    try:
+        with allocation(cluster, "--nodelist=n1") as job_id:
+            job_dir = make_job_dir(place / "returned")
+            with receiver(cluster, job_dir, job_id) as coordinator:
+                job = {"SLURM_JOB_ID": str(job_id), "SLURM_JOB_UID": "0", "SLURMD_NODENAME": "n1"}
+                job["SPANK_TM_SLURM_EVENTS_TO"] = str(job_dir)
+                command, environment = cluster.command(
+                    [str(installed.libexec / "prolog.d" / "50-tm_slurm")], node="n1", env=job
+                )
+                for _ in range(rounds):
+                    prolog = subprocess.Popen(command, env=environment, start_new_session=True)
+                    assert prolog.wait(10) == 0
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(prolog.pid, signal.SIGKILL)  # as slurmd does
+                # Each tells that the job comes, and that the node is not well.
+                until(lambda: sum(coordinator.counts().values()) == 2 * rounds)
+    finally:
+        check.unlink()
+
+
 def test_a_trigger_of_slurm_tells_the_job(
     cluster: LocalCluster,
     place: Path,

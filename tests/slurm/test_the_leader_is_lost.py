@@ -25,9 +25,11 @@ LEASE_S = 2.0
 NOT_A_PAUSE_S = 1.5
 """Between two steps of a machine that has other things to do; far less than a lease."""
 
-STEPS = 400
+LAST_GATE = 200
+STEPS = LAST_GATE + 10
 PACE: dict[str, Any] = {"steps": STEPS, "pause_s": 0.05}
-"""Training for 20 s or more, so that a leader can be lost and found in the midst of it."""
+"""Training for 10 s or more, so that a leader can be lost and found in the midst of it; and until `LAST_GATE`
+is opened."""
 
 
 def submit(cluster: LocalCluster, directory: Path, **settings: Any) -> TrainingJob:
@@ -55,8 +57,8 @@ def next_leader(job: TrainingJob, lost: LeaderFile) -> LeaderFile:
 
 
 def pauses(job: TrainingJob) -> list[float]:
-    """Seconds between the steps that the job has committed, of rank 0."""
-    at = [float(step["at"]) for step in job.files.steps()]
+    """Seconds between the steps that the job has committed, of rank 0, before the last gate."""
+    at = [float(step["at"]) for step in job.files.steps() if step["step"] < LAST_GATE]
     return [later - earlier for earlier, later in itertools.pairwise(at)]
 
 
@@ -76,19 +78,21 @@ def ended_without_its_batch_script(cluster: LocalCluster, job: TrainingJob, dead
 
 def digests_of(job: TrainingJob) -> list[str]:
     """Wait for a good end, whatever Slurm calls it; the digest of every rank."""
+    job.open_gate(LAST_GATE)
     verdict = job.until("the job's verdict", job.files.verdict)
     assert verdict["state"] == "completed", f"{verdict}\n{job.story()}"
     return [str(digest) for digest in job.files.notes("trained")[-1]["digests"]]
 
 
 def test_its_agent_is_killed(cluster: LocalCluster, tmp_path: Path, undisturbed: Digests) -> None:
-    job = submit(cluster, tmp_path, **PACE)
+    job = submit(cluster, tmp_path, gates=[LAST_GATE], **PACE)
     first = leader(job)
     assert first.node == job.info().batch_host and job.standing(first.node) == "standby"
     job.at_step(40)
     os.kill(job.agent_pid(first.node), signal.SIGKILL)
     next_leader(job, first)
     job.note("node_lost", node=first.node)
+    job.open_gate(LAST_GATE)
     assert job.finish() == undisturbed(steps=STEPS)
     assert max(pauses(job)[2:]) < NOT_A_PAUSE_S and not job.files.notes("recover")
     no_step_is_missing(job)
@@ -98,7 +102,7 @@ def test_its_agent_is_killed(cluster: LocalCluster, tmp_path: Path, undisturbed:
 def test_the_batch_host_is_powered_off(
     cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, silent: bool
 ) -> None:
-    job = submit(cluster, tmp_path, **PACE)
+    job = submit(cluster, tmp_path, gates=[LAST_GATE], **PACE)
     first = leader(job)
     assert first.node == job.info().batch_host
     job.at_step(40)
@@ -138,7 +142,7 @@ def is_warm(job: TrainingJob, node: str) -> bool:
 
 @pytest.mark.parametrize("how", ["powered off", "unplugged", "frozen"])
 def test_its_node_has_a_rank(cluster: LocalCluster, tmp_path: Path, undisturbed: Digests, how: str) -> None:
-    job = submit(cluster, tmp_path, gates=[*gates_of_a_move(20), 25], **PACE)
+    job = submit(cluster, tmp_path, gates=[*gates_of_a_move(20), 25, LAST_GATE], **PACE)
     first = lead_with_a_rank(job)
     job.at_step(60)
     rank = job.rank_pid(first.node)
@@ -162,7 +166,7 @@ def test_its_node_has_a_rank(cluster: LocalCluster, tmp_path: Path, undisturbed:
 
 
 def test_it_is_frozen_and_thawed(cluster: LocalCluster, tmp_path: Path, undisturbed: Digests) -> None:
-    job = submit(cluster, tmp_path, **PACE)
+    job = submit(cluster, tmp_path, gates=[LAST_GATE], **PACE)
     first = leader(job)
     agent = job.agent_pid(first.node)
     job.at_step(40)
@@ -173,6 +177,7 @@ def test_it_is_frozen_and_thawed(cluster: LocalCluster, tmp_path: Path, undistur
     finally:
         os.kill(agent, signal.SIGCONT)
     job.until("the one that was frozen stands by again", lambda: is_warm(job, first.node))
+    job.open_gate(LAST_GATE)
     assert job.finish() == undisturbed(steps=STEPS)
     assert [entry["term"] for entry in job.files.notes("leads")] == [1, 2]
     assert "outcome=deposed" in (job.files.job_dir / "logs" / f"agent-{first.node}.log").read_text()
@@ -182,7 +187,7 @@ def test_it_is_frozen_and_thawed(cluster: LocalCluster, tmp_path: Path, undistur
 
 def test_its_node_is_unplugged(cluster: LocalCluster, tmp_path: Path, undisturbed: Digests) -> None:
     """It can still write the job's directory, and declares nobody lost."""
-    job = submit(cluster, tmp_path, **PACE)
+    job = submit(cluster, tmp_path, gates=[LAST_GATE], **PACE)
     first = leader(job)
     job.at_step(40)
     cluster.unplug(first.node)
@@ -190,6 +195,7 @@ def test_its_node_is_unplugged(cluster: LocalCluster, tmp_path: Path, undisturbe
     job.note("node_lost", node=first.node)
     cluster.plug_in(first.node)
     job.until("the one that was cut off stands by again", lambda: is_warm(job, first.node))
+    job.open_gate(LAST_GATE)
     assert job.finish() == undisturbed(steps=STEPS)
     assert [entry["node"] for entry in job.files.notes("cut_off")] == [first.node]
     assert [entry["node"] for entry in job.files.notes("node_lost")] == [first.node]
