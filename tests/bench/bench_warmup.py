@@ -38,6 +38,7 @@ from tm_slurm.sandbox import (
     Sandbox,
     find,
     forget_groups,
+    import_what_comes_late,
     role_class_of,
     roles_of,
     shadow_steps_of_another_role,
@@ -46,6 +47,8 @@ from tm_slurm.sandbox import (
 RESULT = Path(__file__).parents[2] / "build" / "bench" / "warmup.json"
 RECORDED, SHADOW, STEADY, AFTER, PAIRS, TURN = 2, 3, 12, 8, 10, 12
 PATIENCE_S = 400.0
+HEARD_S = 0.05
+"""All processes have heard of an order by then."""
 WAYS = ("cold", "identity", "replay")
 REPEATS = {"cold": 1, "identity": 1, "replay": 3}
 """Of several replacements in one way, the one with the median ratio counts."""
@@ -73,13 +76,15 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def use_cache(directory: Path) -> None:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory)
+def begin(cache: Path) -> None:
+    """As a rank process begins."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    import_what_comes_late()
 
 
 def member(me: Member, name: str, directory: Path, records: bool) -> None:
     """A rank of the job from its first step on."""
-    use_cache(directory / "compiled")
+    begin(directory / "compiled")
     told: list[Any] = []
     if records:
         recorder = Recorder(
@@ -109,7 +114,7 @@ def member(me: Member, name: str, directory: Path, records: bool) -> None:
 def joiner(me: Member, name: str, directory: Path, way: str, place: tuple[int, list[int]]) -> None:
     """A process that takes a rank over, having come in one of the ways. A cold one has its own cache."""
     epoch, linked = place
-    use_cache(directory / ("compiled" if way == "replay" else f"compiled-{way}"))
+    begin(directory / ("compiled" if way == "replay" else f"compiled-{way}"))
     sandbox = Sandbox(me.endpoint)
     began = time.perf_counter()
     recording = find(directory / "recordings", me.rank) if way == "replay" else None
@@ -149,8 +154,10 @@ def obey(me: Member, training: Mode, step: int) -> None:
             me.endpoint.switch(epoch=rest[0])
             me.tell("switched")
         elif order == "run":
-            me.tell(timed(training, step, rest[0]))
-            step += rest[0]
+            count, at = rest
+            time.sleep(max(0.0, at - time.perf_counter()))
+            me.tell(timed(training, step, count))
+            step += count
         else:
             return
 
@@ -161,6 +168,12 @@ def ask(everyone: list[Process], *order: Any) -> list[Any]:
     return [one.hear(PATIENCE_S) for one in everyone]
 
 
+def run(world: list[Process], count: int) -> list[list[float]]:
+    """Seconds of so many steps at each rank. All begin at once, as after a switch: none waits for another one
+    to have heard of it."""
+    return ask(world, "run", count, time.perf_counter() + HEARD_S)
+
+
 def replace(members: Gang, world: list[Process], name: str, way: str, directory: Path, *, epoch: int) -> Any:
     """One replacement; the joiner is in `world` afterwards."""
     rank = MODES[name].joins
@@ -168,7 +181,9 @@ def replace(members: Gang, world: list[Process], name: str, way: str, directory:
     linked = [one.rank for one in stayers]
     came = members.start(joiner, rank, name, directory, way, (epoch, linked), incarnation=epoch)
     table = members.table([*stayers, came])
-    before = statistics.median(t for times in ask(world, "run", AFTER) for t in times[1:])
+    times = run(world, AFTER)
+    before = statistics.median(t for one in times for t in one[1:])
+    pause_ratio = max(one[0] for one in times) / before
     ask(stayers, "prepare", epoch, {rank: came.peer})
     came.tell(table)
     about = came.hear(PATIENCE_S)
@@ -178,13 +193,14 @@ def replace(members: Gang, world: list[Process], name: str, way: str, directory:
     assert came.hear(PATIENCE_S) == "loaded"
     leaver.tell(("exit",))
     world[rank] = came
-    times = ask(world, "run", AFTER)
+    times = run(world, AFTER)
     after = statistics.median(t for one in times for t in one[2:])
     steady = max(before, after)
     first, slowest = times[rank][0], max(times[r][0] for r in linked)
     return {
         **about,
         "steady_s": steady,
+        "pause_ratio": pause_ratio,
         "first_step_s": first,
         "slowest_stayer_s": slowest,
         "first_step_ratio": max(first, slowest) / steady,
@@ -231,7 +247,7 @@ def ways_of(name: str) -> dict[str, Any]:
 def standby(me: Member, name: str, directory: Path, turns: list[int]) -> list[float]:
     """Warm up for the first of `turns`, then be ready for each of the others; seconds of each."""
     me.hear()
-    use_cache(directory / "compiled")
+    begin(directory / "compiled")
     size = MODES[name].ranks
     sandbox = Sandbox(me.endpoint)
     comm.register(me.endpoint)
@@ -293,7 +309,7 @@ def throughput_ratio() -> dict[str, Any]:
         for number in range(PAIRS):
             taken = {}
             for side in (0, 1) if number % 2 else (1, 0):
-                times = ask(worlds[side], "run", TURN)
+                times = run(worlds[side], TURN)
                 taken[side] = max(statistics.median(one) for one in times)
             ratios.append(taken[0] / taken[1])
         for world in worlds:

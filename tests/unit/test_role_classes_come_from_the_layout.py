@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tm_slurm.runtime.recording import share_of_cpus
+from tm_slurm.runtime.recording import Turn, choose, share_of_cpus
 from tm_slurm.sandbox import least_steps, role_class_of, shadow_steps_of_another_role
 from tm_slurm.sandbox.role_class import stage_name
 
@@ -77,3 +77,28 @@ def test_a_share_of_the_cpus_holds_for_all_threads_and_ends() -> None:
     done.set()
     thread.join(10)
     assert len(seen["inside"]) < len(before) and seen["after"] == before
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ordered", "slot", "per_node", "expected"),
+    [
+        ([0, 1, 4, 5], 0, 0, 2, Turn(0, range(0, 2))),
+        ([0, 1, 4, 5], 1, 1, 2, Turn(1, range(0, 2))),
+        ([2, 3, 6, 7], 1, 1, 2, Turn(3, range(2, 4))),  # no rank of the ordered node is of this class
+        ([0, 3], 1, 1, 2, Turn(3)),  # no node is wholly of this class
+        ([1, 4], 0, 0, 2, Turn(1)),
+        ([0, 1, 2], 2, 2, 2, Turn(2)),  # a guest's slot
+        ([0, 1, 2], 2, 0, 1, Turn(2)),
+    ],
+)
+def test_the_processes_of_a_node_warm_up_for_a_whole_one(
+    ranks: list[int], ordered: int, slot: int, per_node: int, expected: Turn
+) -> None:
+    assert choose(ranks, ordered, slot, per_node) == expected
+
+
+def test_a_batch_is_whole_or_not_at_all() -> None:
+    mates = {0: ["a", 1, 10], 1: ["a", 2, 11]}
+    assert Turn(3, range(2, 4)).peers(mates) == {"2": mates[0], "3": mates[1]}
+    assert Turn(3, range(2, 4)).peers({0: mates[0]}) == {}
+    assert Turn(3).peers(mates) == {}

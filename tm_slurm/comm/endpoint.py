@@ -115,6 +115,20 @@ class Endpoint:
         tape, and no trace of one in the path of a collective."""
         self._native.attach(tape)
 
+    def share_sandbox(self, ranks: Iterable[int], *, limit_s: float) -> None:
+        """In the sandbox, have the calls that concern none but these ranks (this one among them) go to the
+        peers that `configure` has named for them; no ranks: all are answered alone.
+
+        Calls that are under way are answered alone. The first such call that fails, or takes longer than
+        `limit_s` seconds, is answered alone, and so is all that comes later; `why_alone` says why.
+        """
+        self._native.share_sandbox(set(ranks), limit_s)
+
+    @property
+    def why_alone(self) -> str:
+        """What has ended the calls among the ranks of `share_sandbox`; nothing if nothing has."""
+        return self._native.why_alone()
+
     @property
     def has_tape(self) -> bool:
         """Whether a tape is attached."""

@@ -45,12 +45,20 @@ class Moves(Storing):
     def _warm_standby(self, node: Node) -> None:
         """Have a standby's processes warm up: for the ranks that it is to take, or for those of some active
         node."""
+        self._introduce_mates(node)
         ranks = {slot: slot for slot in node.processes}
         ranks |= {slot: rank for rank, (name, slot) in self._places_to_take().items() if name == node.name}
         for slot, process in node.processes.items():
             if process.wanted_warm is None:
                 to_take = (node.name, slot) in self._places_to_take().values()
                 self._want_warm(node, slot, ranks[slot] % self.state.plan.world_size, for_any=not to_take)
+
+    def _introduce_mates(self, node: Node) -> None:
+        """Each of a standby's processes hears where all of them listen: what concerns nobody else is real
+        while they warm up."""
+        at = {str(p.slot): [p.host, p.port, p.incarnation] for p in node.processes.values()}
+        for slot in node.processes if len(at) > 1 else ():
+            self._tell(node.name, slot, {"kind": "mates", "at": at})
 
     def _places_to_take(self) -> dict[int, Place]:
         """rank → where it is about to go, by a recovery or a move."""

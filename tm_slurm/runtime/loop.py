@@ -9,7 +9,6 @@ the process. What a rank does when another one fails is in `surviving`, what a s
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
@@ -32,7 +31,7 @@ from tm_slurm.runtime.standing_by import StandingBy
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of
-from tm_slurm.sandbox import forget_groups
+from tm_slurm.sandbox import forget_groups, import_what_comes_late
 from tm_slurm.state import (
     Mark,
     StateError,
@@ -99,7 +98,7 @@ class Runtime(StandingBy):
             self._take_role(self.role)
             yield from self._real_steps()
             return
-        _import_what_comes_late()
+        import_what_comes_late()
         order = worker.link.next_order("assign", "warm", "replace", "retire", "exit")
         mine = order["kind"] == "assign" and worker.is_for_me(order)
         if mine and worker.take_seat(int(order["epoch"])):
@@ -348,12 +347,3 @@ class Runtime(StandingBy):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _import_what_comes_late() -> None:
-    """The first optimizer imports much of torch; better here than in a switch. All that is imported by now is
-    left out of garbage collections from now on: a full one costs 0.15 s otherwise, in the middle of a
-    recovery."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    gc.collect()
-    gc.freeze()

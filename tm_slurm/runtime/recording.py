@@ -7,7 +7,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,8 +86,23 @@ def _await(worker: Worker, look: Callable[[], Found | None], wait_s: float | Non
             return found
 
 
-def roles_to_warm(worker: Worker, order: Message) -> list[int]:
-    """The ranks to warm up for in turn, the last of which is kept built (TrainMover §6): one of each role
+@dataclass(frozen=True)
+class Turn:
+    """A rank to warm up for. `batch`: the ranks that this node's processes warm up for meanwhile, this one
+    among them (none: this process is on its own); calls among them are real (TrainMover §4)."""
+
+    rank: int
+    batch: range = range(0)
+
+    def peers(self, mates: Mapping[int, list[Any]]) -> dict[str, list[Any]]:
+        """Where those of the batch listen; empty unless all are there."""
+        slots = {rank: rank - self.batch.start for rank in self.batch}
+        known = all(slot in mates for slot in slots.values())
+        return {str(rank): mates[slot] for rank, slot in slots.items()} if known else {}
+
+
+def roles_to_warm(worker: Worker, order: Message) -> list[Turn]:
+    """What to warm up for in turn, the last of which is kept built (TrainMover §6): one rank of each role
     class, if the order is for any rank and all classes come to be known; else the one of the order."""
     ordered, slot, standby = int(order["rank"]), worker.place.slot, worker.config.standby
     directory, all_ranks = recordings_of(worker.place.job_dir), set(range(int(order["world_size"])))
@@ -99,8 +115,9 @@ def roles_to_warm(worker: Worker, order: Message) -> list[int]:
         classes = _await(worker, whole) if order.get("any") else None
     except RecordingError:
         classes = None
+    per_node = worker.config.job.ranks_per_node
     if classes is None:
-        return [ordered]
+        return [choose([ordered], ordered, slot, per_node)]
     kept = standby.keep_built[min(int(order.get("place", 0)), len(standby.keep_built) - 1)]
 
     def turn(role_class: str) -> tuple[bool, int]:
@@ -109,7 +126,17 @@ def roles_to_warm(worker: Worker, order: Message) -> list[int]:
         return name == kept, order_of.index(name) if name in order_of else -1
 
     in_turn = [classes[name] for name in sorted(sorted(classes), key=turn)]
-    return [ordered if ordered in ranks else ranks[slot % len(ranks)] for ranks in in_turn]
+    return [choose(ranks, ordered, slot, per_node) for ranks in in_turn]
+
+
+def choose(ranks: Sequence[int], ordered: int, slot: int, per_node: int) -> Turn:
+    """Which rank of a class the process in `slot` warms up for. If all ranks of some node are of this class,
+    the processes of this node take those, each its own: all of them choose the same node."""
+    nodes = [r for r in ranks if r % per_node == 0 and all(r + other in ranks for other in range(per_node))]
+    if nodes and slot < per_node > 1:
+        first = ordered - slot if ordered - slot in nodes else nodes[0]
+        return Turn(first + slot, range(first, first + per_node))
+    return Turn(ordered if ordered in ranks else ranks[slot % len(ranks)])
 
 
 @contextlib.contextmanager

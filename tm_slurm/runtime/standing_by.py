@@ -65,10 +65,11 @@ class StandingBy(Surviving):
         is_there = worker.rank == rank or (order.get("any") and worker.rank is not None)
         if not is_there:
             for turn in roles_to_warm(worker, order):
-                recording = await_recording(worker, turn)
+                recording = await_recording(worker, turn.rank)
                 began = time.monotonic()
-                yield from self._warm_up(worker, {**order, "rank": turn}, recording)
-                seconds[recording.role_class if recording else str(turn)] = time.monotonic() - began
+                peers = turn.peers(worker.mates)
+                yield from self._warm_up(worker, {**order, "rank": turn.rank}, recording, peers)
+                seconds[recording.role_class if recording else str(turn.rank)] = time.monotonic() - began
                 if worker.link.has_order(0):
                     break
         warm = {"kind": "process_warm", "rank": worker.rank, "ordered": rank, "each_s": seconds}
@@ -77,15 +78,21 @@ class StandingBy(Surviving):
         worker.storing.reserve(self.state)
 
     def _warm_up(
-        self, worker: Worker, order: Message, recording: Recording | None
+        self,
+        worker: Worker,
+        order: Message,
+        recording: Recording | None,
+        batch: Mapping[str, list[Any]] | None = None,
     ) -> Iterator[tuple[dict[str, Any], int]]:
-        """Build the role and run shadow iterations, answered without any communication (TrainMover §4).
+        """Build the role and run shadow iterations, answered without any communication but among a batch of
+        joiners (TrainMover §4): rank → where its process listens, this one's included.
 
         Whatever they do to the state is overwritten at the switch."""
         rank, world_size = int(order["rank"]), int(order["world_size"])
-        worker.sandbox.enter(recording)
+        peers = dict(batch or {})
+        worker.sandbox.enter(recording, map(int, peers))
         with share_of_cpus(worker.config.standby.cpu_share):
-            self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers={})
+            self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers=peers)
             steps = max(worker.config.policy.shadow_steps, least_steps(self.state))
             again, self._warmed_up = self._warmed_up, True
             if again:  # for another role: what a process needs once is there
@@ -97,7 +104,10 @@ class StandingBy(Surviving):
             if again and steps == 1:
                 worker.sandbox.rebuild_buckets(self.state)
         self._metrics = {}
+        worker.sandbox.leave_batch()
         answers = worker.sandbox.answers()
+        if answers.why_alone:
+            say(f"warming up for rank {rank} without the other processes of this node: {answers.why_alone}")
         if answers.missed:
             say(
                 f"warming up for rank {rank}, {answers.missed} calls were not as recorded "

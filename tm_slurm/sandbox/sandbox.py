@@ -8,7 +8,7 @@ order that rank 0 has told all), kernels compiled, memory allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +19,21 @@ from tm_slurm.comm import Endpoint
 from tm_slurm.comm._tm import Tape
 from tm_slurm.sandbox.recording import Recording
 
+BATCH_LIMIT_S = 20.0
+"""So long a joiner waits for another one of its batch in one call; then it warms up alone."""
+
 
 @dataclass(frozen=True)
 class Answers:
     """What a warm-up was answered with. `role_class`: of the recording, none without one; `answered`: calls
-    from it; `missed`: calls that took another path than the recorded one, the first of them in words."""
+    from it; `missed`: calls that took another path than the recorded one, the first of them in words;
+    `why_alone`: what has ended the calls among the joiners of one batch, if something has."""
 
     role_class: str | None = None
     answered: int = 0
     missed: int = 0
     first_miss: str = ""
+    why_alone: str = ""
 
 
 class Sandbox:
@@ -38,9 +43,13 @@ class Sandbox:
         self._endpoint = endpoint
         self._tape: Tape | None = None
         self._recording: Recording | None = None
+        self._why_alone = ""
 
-    def enter(self, recording: Recording | None = None) -> None:
-        """From now on collectives are answered alone; before the role is built."""
+    def enter(self, recording: Recording | None = None, batch: Iterable[int] = ()) -> None:
+        """From now on collectives are answered alone; before the role is built. Those among the ranks of a
+        batch of joiners, this one's included, are real, as long as that works."""
+        self._why_alone = ""
+        self._endpoint.share_sandbox(batch, limit_s=BATCH_LIMIT_S)
         self._endpoint.sandbox = True
         self._drop_tape()
         self._recording = recording
@@ -54,7 +63,13 @@ class Sandbox:
         """From now on collectives are real. What the shadow iterations did to the state must be overwritten
         by now."""
         self._endpoint.sandbox = False
+        self.leave_batch()
         self._drop_tape()
+
+    def leave_batch(self) -> None:
+        """From now on all are answered alone again."""
+        self._why_alone = self._why_alone or self._endpoint.why_alone
+        self._endpoint.share_sandbox((), limit_s=0)
 
     def _drop_tape(self) -> None:
         self._endpoint.attach(None)
@@ -70,10 +85,11 @@ class Sandbox:
 
     def answers(self) -> Answers:
         """With what the calls since `enter` were answered."""
+        why_alone = self._why_alone or self._endpoint.why_alone
         if self._tape is None or self._recording is None:
-            return Answers()
+            return Answers(why_alone=why_alone)
         tape = self._tape
-        return Answers(self._recording.role_class, tape.answered, tape.missed, tape.first_miss)
+        return Answers(self._recording.role_class, tape.answered, tape.missed, tape.first_miss, why_alone)
 
     def shadow_steps(self, count: int) -> Iterator[int]:
         """The numbers of the shadow iterations to run."""

@@ -3,6 +3,8 @@
 #include "backend_tensors.hpp"
 #include "errors.hpp"
 
+#include <string_view>
+
 namespace delta {
 namespace {
 
@@ -41,8 +43,13 @@ DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, 
                                           std::chrono::milliseconds timeout, std::vector<Piece> pieces,
                                           bool collective, int peer, bool recorded) {
   std::function<void(int)> ended;
-  if (Tape* tape = endpoint_->tape.load(std::memory_order_acquire); tape && recorded)
+  std::function<void(const Failure&)> alone;
+  if (in_sandbox()) {
+    timeout = std::min(timeout, endpoint_->sharing_limit());
+    alone = or_alone(title, outputs, peer);
+  } else if (Tape* tape = endpoint_->tape.load(std::memory_order_acquire); tape && recorded) {
     ended = note(*tape, title, outputs, pieces.size(), peer);
+  }
   auto work = c10::make_intrusive<DeltaWork>(endpoint_, getRank(), type, title, std::move(outputs), pieces.size());
   for (Piece& piece : pieces) {
     Launch launch;
@@ -50,8 +57,12 @@ DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, 
     launch.timeout = timeout;
     launch.collective = collective;
     launch.body = std::move(piece.body);
-    launch.finished = [work, ended, after = std::move(piece.after), keep = std::move(piece.keep)](
+    launch.finished = [work, ended, alone, after = std::move(piece.after), keep = std::move(piece.keep)](
                           const Failure* failure, int source_rank) {
+      if (failure && alone) {
+        alone(*failure);
+        return work->piece_done(nullptr, source_rank);
+      }
       if (failure || (!after && !ended)) return work->piece_done(failure, source_rank);
       try {
         if (after) after();
@@ -78,11 +89,25 @@ std::function<void(int)> DeltaBackend::note(Tape& tape, const char* title, const
   };
 }
 
-DeltaBackend::WorkPtr DeltaBackend::answer_alone(c10d::OpType type, const char* title, Tensors outputs, int peer) {
+std::function<void(const Failure&)> DeltaBackend::or_alone(const char* title, const Tensors& outputs, int peer) {
+  auto done = std::make_shared<std::atomic<bool>>(false);
+  return [endpoint = endpoint_, ordinal = ordinal_, title, outputs, peer, done](const Failure& failure) {
+    if (done->exchange(true)) return;
+    endpoint->stop_sharing(failure.message);
+    play(*endpoint, title, ordinal, peer, outputs);
+  };
+}
+
+int DeltaBackend::play(Endpoint& endpoint, const char* title, int ordinal, int peer, const Tensors& outputs) {
   int source = kNoPeer;
-  bool has_outputs = !outputs.empty() && type != c10d::OpType::SEND;
-  if (Tape* tape = endpoint_->tape.load(std::memory_order_acquire); tape && tape->plays() && has_outputs)
-    tape->answer(title, ordinal_, peer, outputs, &source);
+  bool has_outputs = !outputs.empty() && std::string_view(title) != "tm:send";
+  if (Tape* tape = endpoint.tape.load(std::memory_order_acquire); tape && tape->plays() && has_outputs)
+    tape->answer(title, ordinal, peer, outputs, &source);
+  return source;
+}
+
+DeltaBackend::WorkPtr DeltaBackend::answer_alone(c10d::OpType type, const char* title, Tensors outputs, int peer) {
+  int source = play(*endpoint_, title, ordinal_, peer, outputs);
   if (source >= 0) source = (source + getRank()) % getSize();
   auto work = c10::make_intrusive<DeltaWork>(endpoint_, getRank(), type, title, std::move(outputs), 1);
   work->piece_done(nullptr, source);
@@ -204,7 +229,7 @@ DeltaBackend::WorkPtr DeltaBackend::send(Tensors& tensors, int to, int tag) {
   TORCH_CHECK(to >= 0 && to < getSize() && to != getRank(), "send: expected another rank below ", getSize(),
               ", found ", to);
   TORCH_CHECK(tag >= 0, "send: expected a tag of 0 or more, found ", tag);
-  if (sandboxed()) return answer_alone(c10d::OpType::SEND, "tm:send", tensors);
+  if (sandboxed(to)) return answer_alone(c10d::OpType::SEND, "tm:send", tensors);
   check_present(to, "send");
   at::Tensor flat = staged(tensors[0]);
   ConstSpan span = const_span_of(flat);
@@ -220,7 +245,7 @@ DeltaBackend::WorkPtr DeltaBackend::send(Tensors& tensors, int to, int tag) {
 DeltaBackend::WorkPtr DeltaBackend::receive(Tensors& tensors, int from, int tag, c10d::OpType type) {
   check_single(tensors, "recv");
   TORCH_CHECK(tag >= 0, "recv: expected a tag of 0 or more, found ", tag);
-  if (sandboxed()) return answer_alone(type, "tm:recv", tensors, distance(from));
+  if (sandboxed(from)) return answer_alone(type, "tm:recv", tensors, distance(from));
   if (from >= 0) check_present(from, "recv");
   at::Tensor tensor = tensors[0], flat = dense_like(tensor);
   Span span = span_of(flat);

@@ -67,6 +67,11 @@ class DeltaBackend final : public c10d::Backend {
                 std::vector<Piece> pieces, bool collective = true, int peer = kNoPeer, bool recorded = true);
   // Every piece of a call takes note when it has ended; the last one to do so fills the call's place on the tape.
   std::function<void(int)> note(Tape& tape, const char* title, const Tensors& outputs, size_t pieces, int peer);
+  // What a call among joiners of one batch ends with if it fails: they are on their own from then on, and the call is
+  // answered like any other. It is for several pieces, and does so once.
+  std::function<void(const Failure&)> or_alone(const char* title, const Tensors& outputs, int peer);
+  // Write what the tape has into `outputs`; from whom it came, if that was recorded.
+  static int play(Endpoint& endpoint, const char* title, int ordinal, int peer, const Tensors& outputs);
   // The sandbox answers alone: as the tape says, or else with `outputs` as they are, which is what a group of copies
   // of this rank would see.
   WorkPtr answer_alone(c10d::OpType type, const char* title, Tensors outputs, int peer = kNoPeer);
@@ -74,7 +79,12 @@ class DeltaBackend final : public c10d::Backend {
   void check_whole(const char* collective);
   void check_present(int rank, const char* call);
   int distance(int rank) const { return rank < 0 ? kAnyPeer : (rank - getRank() + getSize()) % getSize(); }
-  bool sandboxed() const { return endpoint_->sandbox.load(std::memory_order_relaxed); }
+  bool in_sandbox() const { return endpoint_->sandbox.load(std::memory_order_relaxed); }
+  bool sandboxed() const { return in_sandbox() && !endpoint_->shares_sandbox(group_.ranks); }
+  bool sandboxed(int peer) const {  // a rank of the group, or any (negative)
+    if (peer < 0 || !in_sandbox()) return sandboxed();
+    return !endpoint_->shares_sandbox({group_.ranks[static_cast<size_t>(getRank())], group_.ranks[static_cast<size_t>(peer)]});
+  }
   std::chrono::milliseconds limit(std::chrono::milliseconds wanted) const;
 
   Piece all_reduce_piece(const at::Tensor& tensor, const c10d::ReduceOp& op);

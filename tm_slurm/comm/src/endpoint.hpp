@@ -61,6 +61,13 @@ class Endpoint {
   // endpoint: a collective may still have it in its hand.
   std::atomic<Tape*> tape{nullptr};
   void attach(std::shared_ptr<Tape> next);
+  // In the sandbox: the ranks of one batch of joiners, this one's among them. Calls that concern nobody else are real;
+  // the first of them that fails, or lasts longer than the limit, ends that.
+  void share_sandbox(const std::set<int>& ranks, double limit_s);
+  bool shares_sandbox(const std::vector<int>& ranks);
+  std::chrono::milliseconds sharing_limit();
+  void stop_sharing(const std::string& why);
+  std::string why_alone();  // nothing, while no such call has failed
 
   // Groups and operations.
   void add_group(Group& group);
@@ -149,6 +156,9 @@ class Endpoint {
 
   std::mutex mutex_;
   std::vector<std::shared_ptr<Tape>> tapes_;
+  std::set<int> sharing_;
+  std::chrono::milliseconds sharing_limit_{0};
+  std::string why_alone_;
   std::atomic<int> contenders_{0};
   std::condition_variable changed_;  // a link was opened, staged or refused
   const std::string secret_;

@@ -127,6 +127,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "sandbox", [](const Endpoint& e) { return e.sandbox.load(); },
           [](Endpoint& e, bool value) { e.sandbox.store(value); })
       .def("attach", &Endpoint::attach, py::arg("tape").none(true), Release())
+      .def("share_sandbox", &Endpoint::share_sandbox, Release())
+      .def("why_alone", &Endpoint::why_alone, Release())
       .def_property_readonly("has_tape", [](const Endpoint& e) { return e.tape.load() != nullptr; })
       .def(
           "configure",
