@@ -25,7 +25,7 @@ from tm_slurm.runtime.storing import CannotGoBack
 from tm_slurm.runtime.vote import FAILURES, Discarded, Vote, failure_in
 from tm_slurm.runtime.worker import Worker
 from tm_slurm.state import Mark, StateError, capture
-from tm_slurm.state.entries import OBJECT, state_entries
+from tm_slurm.state.entries import MODULE, OBJECT, end_broken_passes, state_entries
 
 POSITION_CHARS = 200
 """So much of what an entry of the state says of itself (a data position is short) goes into a report."""
@@ -63,6 +63,7 @@ class Surviving:
             if failure is None and self._worker is not None and self._worker.endpoint.sandbox:
                 # Made-up answers may be its cause; if not, it comes again in a real step.
                 say(f"a shadow step has failed, this standby is not as warm as it could be: {error!r}")
+                self._forget_broken_shadow_step()
                 return
             if failure is None or self._worker is None or self._worker.endpoint.sandbox:
                 self._say_failing()
@@ -71,6 +72,12 @@ class Surviving:
             self._resolution = self._stop(self._worker, failure, at_vote=False, torn=torn)
             self._discarded = True
             forget_broken_step()
+
+    def _forget_broken_shadow_step(self) -> None:
+        forget_broken_step()
+        for _, kind, value in state_entries(self.state):
+            if kind == MODULE:
+                end_broken_passes(value)
 
     def _say_failing(self) -> None:
         """The user's step has failed: tell the agent where, for whoever looks for the cause."""
