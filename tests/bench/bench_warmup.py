@@ -4,7 +4,10 @@
 
 In each mode one world trains; the same rank is replaced three times, each time by a new process that comes in
 another way. The first step after a switch, at the joiner and at the slowest stayer, is set against the median
-of the steps before. `null`: a joiner cannot come in this way (DDP's buckets, pickled shapes of pipelines).
+of the steps before; the joiner's processor time in it against that in its later ones tells what is left to
+pay however busy the machine is (`processor_ratio`), and `pause_ratio` what a pause alone costs. `null`: a
+joiner cannot come in this way (DDP's buckets, pickled shapes of pipelines).
+
 Beside them: how long a standby takes to be ready for another rank (same class, another class), bytes
 recorded, and the throughput of a world that has recorded against one that never did.
 
@@ -22,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ from tm_slurm.sandbox import (
     Recorder,
     Sandbox,
     find,
-    forget_groups,
+    forget_role,
     import_what_comes_late,
     role_class_of,
     roles_of,
@@ -63,13 +67,22 @@ def named(training: Mode) -> dict[str, Any]:
     }
 
 
-def timed(training: Mode, first: int, count: int) -> list[float]:
+Times = list[tuple[float, float]]
+
+
+def timed(training: Mode, first: int, count: int) -> Times:
+    """Of each step: seconds, and seconds of a processor."""
     times = []
     for step in range(first, first + count):
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         training.step(step)
-        times.append(time.perf_counter() - began)
+        times.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     return times
+
+
+def median(times: Iterable[Times], skipped: int = 0, which: int = 0) -> float:
+    """Of the steps of all ranks, without their first ones: seconds, or (1) seconds of a processor."""
+    return statistics.median(step[which] for one in times for step in one[skipped:])
 
 
 def peak_mb() -> float:
@@ -107,7 +120,7 @@ def member(me: Member, name: str, directory: Path, records: bool) -> None:
     if designated:
         recorder.finish().join(60)
     steady = timed(training, RECORDED, STEADY)
-    me.tell({"steady_s": statistics.median(steady[2:]), "told": told, "peak_mb": peak_mb()})
+    me.tell({"steady_s": median([steady], 2), "told": told, "peak_mb": peak_mb()})
     obey(me, training, RECORDED + STEADY)
 
 
@@ -168,8 +181,8 @@ def ask(everyone: list[Process], *order: Any) -> list[Any]:
     return [one.hear(PATIENCE_S) for one in everyone]
 
 
-def run(world: list[Process], count: int) -> list[list[float]]:
-    """Seconds of so many steps at each rank. All begin at once, as after a switch: none waits for another one
+def run(world: list[Process], count: int) -> list[Times]:
+    """So many steps at each rank. All begin at once, as after a switch: none waits for another one
     to have heard of it."""
     return ask(world, "run", count, time.perf_counter() + HEARD_S)
 
@@ -182,8 +195,8 @@ def replace(members: Gang, world: list[Process], name: str, way: str, directory:
     came = members.start(joiner, rank, name, directory, way, (epoch, linked), incarnation=epoch)
     table = members.table([*stayers, came])
     times = run(world, AFTER)
-    before = statistics.median(t for one in times for t in one[1:])
-    pause_ratio = max(one[0] for one in times) / before
+    before = median(times, 1)
+    pause_ratio = max(one[0][0] for one in times) / before
     ask(stayers, "prepare", epoch, {rank: came.peer})
     came.tell(table)
     about = came.hear(PATIENCE_S)
@@ -194,9 +207,9 @@ def replace(members: Gang, world: list[Process], name: str, way: str, directory:
     leaver.tell(("exit",))
     world[rank] = came
     times = run(world, AFTER)
-    after = statistics.median(t for one in times for t in one[2:])
-    steady = max(before, after)
-    first, slowest = times[rank][0], max(times[r][0] for r in linked)
+    steady = max(before, median(times, 2))
+    first, slowest = times[rank][0][0], max(times[r][0][0] for r in linked)
+    processor_ratio = times[rank][0][1] / median([times[rank]], 2, 1)
     return {
         **about,
         "steady_s": steady,
@@ -204,6 +217,7 @@ def replace(members: Gang, world: list[Process], name: str, way: str, directory:
         "first_step_s": first,
         "slowest_stayer_s": slowest,
         "first_step_ratio": max(first, slowest) / steady,
+        "processor_ratio": processor_ratio,
     }
 
 
@@ -252,21 +266,24 @@ def standby(me: Member, name: str, directory: Path, turns: list[int]) -> list[fl
     sandbox = Sandbox(me.endpoint)
     comm.register(me.endpoint)
     seconds = []
+    training: Any = None
+    role: dict[str, Any] = {}
     for number, rank in enumerate(turns):
         recording = find(directory / "recordings", rank)
         began = time.perf_counter()
-        training: Any = None
+        training = None
         if dist.is_initialized():
-            forget_groups()
+            forget_role(role)
         sandbox.enter(recording)
         me.endpoint.configure(rank=rank, epoch=0, term=0, peers={rank: comm.Peer("127.0.0.1", 1, 0)})
         dist.init_process_group("tm", store=dist.HashStore(), rank=rank, world_size=size)
         training = MODES[name](rank, size, True)
-        steps = SHADOW if number == 0 else shadow_steps_of_another_role(named(training), SHADOW)
+        role = named(training)
+        steps = SHADOW if number == 0 else shadow_steps_of_another_role(role, SHADOW)
         for step in sandbox.shadow_steps(steps):
             training.step(step)
         if steps == 1:
-            sandbox.rebuild_buckets(named(training))
+            sandbox.rebuild_buckets(role)
         seconds.append(time.perf_counter() - began)
     return seconds
 
@@ -310,7 +327,7 @@ def throughput_ratio() -> dict[str, Any]:
             taken = {}
             for side in (0, 1) if number % 2 else (1, 0):
                 times = run(worlds[side], TURN)
-                taken[side] = max(statistics.median(one) for one in times)
+                taken[side] = max(median([one]) for one in times)
             ratios.append(taken[0] / taken[1])
         for world in worlds:
             for one in world:

@@ -17,7 +17,7 @@ from test_a_recording_is_played_to_a_joiner import Replicated, named, recorded
 from test_frameworks_go_on_with_a_replaced_member import Sharded, TensorParallel
 
 from tm_slurm import comm
-from tm_slurm.sandbox import Sandbox, find, forget_groups, shadow_steps_of_another_role
+from tm_slurm.sandbox import Sandbox, find, forget_role, shadow_steps_of_another_role
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
@@ -64,13 +64,13 @@ def standing_by(me: Member, kind: type[Training], size: int, directory: Path, ra
     sandbox = Sandbox(me.endpoint)
     comm.register(me.endpoint)
     training: Any = None
-    entries: Any = None
+    entries: dict[str, Any] = {}
     recordings = [find(directory, rank) for rank in ranks]
     with counted() as taken:
         for number, (rank, recording) in enumerate(zip(ranks, recordings, strict=True)):
             if number:
-                training = entries = None
-                forget_groups()
+                training = None
+                forget_role(entries)
             sandbox.enter(recording)
             me.endpoint.configure(rank=rank, epoch=0, term=1, peers={rank: comm.Peer("127.0.0.1", 1, 0)})
             dist.init_process_group("tm", store=dist.HashStore(), rank=rank, world_size=size)

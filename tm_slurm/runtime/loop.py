@@ -31,7 +31,7 @@ from tm_slurm.runtime.standing_by import StandingBy
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of
-from tm_slurm.sandbox import forget_groups, import_what_comes_late
+from tm_slurm.sandbox import forget_role, import_what_comes_late
 from tm_slurm.state import (
     Mark,
     StateError,
@@ -279,9 +279,9 @@ class Runtime(StandingBy):
         self, worker: Worker, *, rank: int, world_size: int, epoch: int, peers: dict[str, list[Any]]
     ) -> None:
         if dist.is_initialized():
-            self.state = {}
             self._mark = None
-            forget_groups()
+            forget_role(self.state)
+            self.state = {}
         worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(peers))
         dist.init_process_group("tm", store=HashStore(), rank=rank, world_size=world_size)
         worker.rank, worker.world_size = rank, world_size

@@ -1,6 +1,6 @@
 """The sandbox (TrainMover §4): a standby warms up alone, no call leaves the process."""
 
-from tm_slurm.sandbox.groups import forget_groups, import_what_comes_late
+from tm_slurm.sandbox.groups import forget_groups, forget_role, import_what_comes_late
 from tm_slurm.sandbox.recorder import Recorder
 from tm_slurm.sandbox.recording import Call, Recording, layout_of
 from tm_slurm.sandbox.role_class import role_class_of
@@ -16,6 +16,7 @@ __all__ = [
     "Sandbox",
     "find",
     "forget_groups",
+    "forget_role",
     "import_what_comes_late",
     "layout_of",
     "least_steps",
