@@ -258,19 +258,19 @@ def ways_of(name: str) -> dict[str, Any]:
 # ---- being ready for another rank, without state ----
 
 
-def standby(me: Member, name: str, directory: Path, turns: list[int]) -> list[float]:
-    """Warm up for the first of `turns`, then be ready for each of the others; seconds of each."""
+def standby(me: Member, name: str, directory: Path, turns: list[int]) -> Times:
+    """Warm up for the first of `turns`, then be ready for each of the others; what each took."""
     me.hear()
     begin(directory / "compiled")
     size = MODES[name].ranks
     sandbox = Sandbox(me.endpoint)
     comm.register(me.endpoint)
-    seconds = []
+    seconds: Times = []
     training: Any = None
     role: dict[str, Any] = {}
     for number, rank in enumerate(turns):
         recording = find(directory / "recordings", rank)
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         training = None
         if dist.is_initialized():
             forget_role(role)
@@ -284,7 +284,7 @@ def standby(me: Member, name: str, directory: Path, turns: list[int]) -> list[fl
             training.step(step)
         if steps == 1:
             sandbox.rebuild_buckets(role)
-        seconds.append(time.perf_counter() - began)
+        seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     return seconds
 
 
@@ -302,9 +302,11 @@ def promotion(members: Gang, name: str, directory: Path) -> dict[str, float | No
     same = seconds[len(others) + 1 : len(others) + 6]
     other = seconds[len(others) + 6 :]
     return {
-        "first_ms": seconds[0] * 1e3,
-        "same_class_ms": statistics.median(same) * 1e3,
-        "other_class_ms": max(other) * 1e3 if other else None,
+        "first_ms": seconds[0][0] * 1e3,
+        "same_class_ms": median([same]) * 1e3,
+        "same_class_processor_ms": median([same], which=1) * 1e3,
+        "other_class_ms": max(wall for wall, _ in other) * 1e3 if other else None,
+        "other_class_processor_ms": max(processor for _, processor in other) * 1e3 if other else None,
     }
 
 
