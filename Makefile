@@ -11,18 +11,25 @@ TORCH  := torch==2.13.0
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt demo test test-unit test-layouts chaos bench sanitize fuzz spank install uninstall lint cluster-up cluster-down clean
+.PHONY: help setup apt demo test test-unit test-layouts chaos bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
 
 setup: apt $(VENV)/.ready ## Everything that is needed: system packages, .venv, the native part (again: nothing to do)
 
-apt:
-	@missing=$$(for p in $(APT); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+define INSTALL
+	@missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 	  $(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
 	fi
+endef
+
+apt:
+	$(call INSTALL,$(APT))
+
+apt-next:
+	$(call INSTALL,debootstrap)
 
 $(VENV)/bin/python: | apt
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +53,12 @@ test-unit: setup ## The tests that need neither Slurm nor seconds
 
 test-layouts: setup ## char_gpt in its larger layouts and compiled, ranks lost in any order: minutes
 	$(BIN)/python -m pytest -m layouts tests/comm tests/slurm
+
+cluster-next: setup apt-next ## Slurm 26.05 with pyslurm in build/next, made once: minutes
+	tests/next/next-release build
+
+test-next: cluster-next ## The tests against real Slurm daemons, those of 26.05 (TESTS=tests/slurm/test_….py)
+	tests/next/next-release run $(BIN)/python -m pytest -p no:cacheprovider $(or $(TESTS),tests/slurm)
 
 chaos: setup ## Random faults against a training run, seeds 1 to 20 (SEEDS=n), five faults each (FAULTS=n)
 	$(BIN)/python tests/chaos/chaos.py --seeds $(or $(SEEDS),20) --faults $(or $(FAULTS),5)

@@ -1,4 +1,4 @@
-"""Ask Slurm one question and print the answer as JSON: `python slurm_question.py '["job", [7]]'`."""
+"""Ask Slurm a question, print the answer as JSON: `python slurm_question.py '["job", [7]]' command_line`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
 if __name__ == "__main__":
     call, arguments = json.loads(sys.argv[1])
     try:
-        answer = plain(getattr(connect(timeout_s=20), call)(*arguments))
+        answer = plain(getattr(connect(timeout_s=20, by=sys.argv[2]), call)(*arguments))
     except RuntimeError as error:
         answer = {"raised": type(error).__name__, "words": str(error)}
     print(json.dumps(answer))

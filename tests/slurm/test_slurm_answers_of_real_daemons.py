@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,10 +19,21 @@ pytestmark = pytest.mark.slurm
 
 QUESTION = str(Path(__file__).with_name("slurm_question.py"))
 
+way = "command_line"
+
+
+@pytest.fixture(
+    autouse=True, params=["command_line", *(["pyslurm"] if "TM_SLURM_NEXT" in os.environ else [])]
+)
+def ask_by(request: pytest.FixtureRequest) -> None:
+    """Every promise holds whichever way Slurm is asked. There is no pyslurm for the release of Debian 12."""
+    global way  # noqa: PLW0603
+    way = request.param
+
 
 def ask(cluster: LocalCluster, call: str, *arguments: Any, cwd: Path | None = None, **env: str) -> Any:
     """The answer of `connect().call(*arguments)`, asked beside the controller."""
-    words = [sys.executable, QUESTION, json.dumps([call, arguments])]
+    words = [sys.executable, QUESTION, json.dumps([call, arguments]), way]
     return json.loads(cluster.run(words, cwd=cwd, env=env, timeout_s=60.0).stdout)
 
 

@@ -274,7 +274,7 @@ async def _main(job_dir: Path) -> int:
     adopt_orphans()
     surroundings = Surroundings.from_environment()
     _log_to(job_dir / "logs" / f"agent-{surroundings.node}.log")
-    slurm = connect_to_slurm() if surroundings.job_id is not None else None
+    slurm = connect_to_slurm(by="best") if surroundings.job_id is not None else None
     agent = Agent(job_dir, load(job_dir / "config.yaml"), surroundings, slurm)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR2, agent.time_is_nearly_over)

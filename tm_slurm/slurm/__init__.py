@@ -5,6 +5,8 @@ A leaf: imports nothing else of tm_slurm.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tm_slurm.slurm.address import AddressUnknown, reachable_address
 from tm_slurm.slurm.command_line import CommandLine
 from tm_slurm.slurm.hostlist import HostlistError, expand
@@ -19,6 +21,7 @@ from tm_slurm.slurm.interface import (
     SlurmUnavailable,
 )
 from tm_slurm.slurm.node_state import LEAVING_KINDS, LeavingKind, NodeState
+from tm_slurm.slurm.pyslurm_client import PySlurm, is_installed
 
 __all__ = [
     "LEAVING_KINDS",
@@ -30,6 +33,7 @@ __all__ = [
     "NodeInfo",
     "NodeState",
     "PartitionInfo",
+    "PySlurm",
     "ReservationInfo",
     "ResizeBlocked",
     "Slurm",
@@ -41,6 +45,12 @@ __all__ = [
 ]
 
 
-def connect(*, timeout_s: float = 10.0) -> Slurm:
-    """Return the way to ask Slurm on this host: the command line. `timeout_s` bounds each question."""
-    return CommandLine(timeout_s=timeout_s)
+Way = Literal["command_line", "pyslurm", "best"]
+"""best: pyslurm where it is installed and its libslurm is of the controller's release, else the commands."""
+
+
+def connect(*, timeout_s: float = 10.0, by: Way = "command_line") -> Slurm:
+    """Return a way to ask Slurm on this host; nothing is asked yet. `timeout_s` bounds each question."""
+    if by == "command_line" or (by == "best" and not is_installed()):
+        return CommandLine(timeout_s=timeout_s)
+    return PySlurm(timeout_s=timeout_s, strict=by == "pyslurm")

@@ -57,6 +57,11 @@ _NO_RESERVATIONS = "no reservations in the system"
 _WAITING_FOR_ACCOUNTING = "the db index is being set"
 
 
+def is_no_answer(words: str) -> bool:
+    """Whether Slurm's words say that no answer came, as opposed to the answer "no"."""
+    return any(phrase in words.lower() for phrase in _UNAVAILABLE_WORDS)
+
+
 class CommandLine:
     """The Slurm interface by the command line.
 
@@ -196,6 +201,6 @@ class CommandLine:
         words = " ".join(
             (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split()
         )
-        if done.returncode < 0 or any(phrase in words.lower() for phrase in _UNAVAILABLE_WORDS):
+        if done.returncode < 0 or is_no_answer(words):
             raise SlurmUnavailable(f"{' '.join(command[:3])}: {words}")
         raise SlurmRefused(words)
