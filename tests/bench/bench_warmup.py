@@ -324,17 +324,21 @@ def throughput_ratio() -> dict[str, Any]:
         for world in worlds:
             for one in world:
                 one.hear(PATIENCE_S)
-        ratios = []
+        ratios, processor_ratios = [], []
         for number in range(PAIRS):
-            taken = {}
+            taken, processor = {}, {}
             for side in (0, 1) if number % 2 else (1, 0):
                 times = run(worlds[side], TURN)
                 taken[side] = max(median([one]) for one in times)
+                processor[side] = median(times, which=1)
             ratios.append(taken[0] / taken[1])
+            processor_ratios.append(processor[0] / processor[1])
         for world in worlds:
             for one in world:
                 one.tell(("end",))
-    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "pairs": PAIRS}
+    processor_ratio = statistics.median(processor_ratios)
+    found = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "pairs": PAIRS}
+    return {**found, "processor_ratio": processor_ratio}
 
 
 def figures(modes: dict[str, Any], throughput: dict[str, Any] | None) -> dict[str, Any]:
