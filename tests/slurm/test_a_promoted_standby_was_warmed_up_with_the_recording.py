@@ -91,5 +91,6 @@ def test_without_a_recording_training_and_standbys_go_on(
         "answered": 0,
         "missed": 0,
         "first_miss": "",
+        "why_alone": "",
     }
     assert job.finish() == undisturbed()
