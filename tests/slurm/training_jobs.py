@@ -69,8 +69,9 @@ OPTIONS: dict[str, Any] = {
     "pause_s": 0.0,
     "sharded": False,
     "keep": False,
+    "stages": 1,
 }
-"""What the tiny training understands, and its defaults."""
+"""What the tiny and the staged training understand, and their defaults."""
 
 
 def gates_of_a_move(first: int) -> list[int]:

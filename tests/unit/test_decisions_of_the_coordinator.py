@@ -3,6 +3,8 @@ end."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from decisions_world import World
 
@@ -388,3 +390,21 @@ def test_a_rank_that_hangs_after_the_last_step_does_not_hold_the_nodes() -> None
     world.give({"kind": "finish_expired"})
     (end,) = world.ends()
     assert end.state == "completed" and "ranks [0] on n2 did not end within 600 s" in end.reason
+
+
+def test_the_processes_of_a_standby_hear_of_each_other() -> None:
+    world = World(ranks_per_node=2)
+    world.start()
+    standby = next(node for node in world.state.nodes.values() if node.standing == "standby")
+
+    def heard() -> dict[int | None, Any]:
+        return {tell.slot: tell.message["at"] for tell in world.told("mates") if tell.node == standby.name}
+
+    def listening() -> dict[str, Any]:
+        return {str(slot): [p.host, p.port, p.incarnation] for slot, p in standby.processes.items()}
+
+    before = listening()
+    assert heard() == {0: before, 1: before}
+    world.dies(standby.name, 1)
+    assert heard() == {0: listening(), 1: listening()} and listening() != before
+    assert not [tell for tell in world.told("mates") if tell.node in world.seats().values()]

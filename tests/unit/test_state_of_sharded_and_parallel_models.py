@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from tm_slurm.state import StateRefused, capture, digest, pack, replica_key, unpack
+from tm_slurm.state import StateRefused, capture, digest, mark, pack, replica_key, unpack
 
 torch.set_num_threads(1)
 
@@ -87,6 +87,54 @@ def test_parameters_that_an_evaluation_left_gathered_are_shards_again() -> None:
         joiner["model"](torch.randn(4, 16))
     move(leaver, joiner)
     assert digest(joiner) == before
+
+
+class Breaking(torch.nn.Module):
+    """Breaks a step off, in the middle of a pass."""
+
+    where = ""
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        if self.where == "forward":
+            raise InterruptedError
+        if self.where == "backward":
+            data.register_hook(self._in_backward)
+        return data
+
+    def _in_backward(self, gradient: torch.Tensor) -> torch.Tensor:
+        raise InterruptedError
+
+
+@pytest.mark.parametrize("reshards", [True, False])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_step_that_was_broken_off_leaves_shards_and_is_done_again(where: str, reshards: bool) -> None:
+    def training() -> tuple[dict[str, Any], Breaking]:
+        breaking = Breaking()
+        model = torch.nn.Sequential(torch.nn.Linear(16, 33), breaking, torch.nn.Linear(33, 16))
+        model.load_state_dict(plain(1).state_dict(), strict=False)
+        for part in (model[0], model):  # the rest is the root's own, gathered when the step breaks off
+            fully_shard(part, reshard_after_forward=reshards)
+        return stepped(model, 1), breaking
+
+    torch.manual_seed(5)
+    disturbed, breaking = training()
+    torch.manual_seed(5)
+    undisturbed, _ = training()
+    data = torch.randn(4, 16)
+    begun, before = mark(disturbed), digest(disturbed)
+    breaking.where = where
+    with pytest.raises(InterruptedError):
+        step(disturbed, data)
+    begun.rewind()
+    assert digest(disturbed) == before
+    assert all(type(each).__name__ == "DTensor" for each in parameters_of(disturbed))
+    breaking.where = ""
+    step(disturbed, data), step(undisturbed, data)
+    assert digest(disturbed) == digest(undisturbed)
+
+
+def parameters_of(state: dict[str, Any]) -> list[torch.Tensor]:
+    return [each.data for each in state["model"].parameters()]
 
 
 def test_names_do_not_depend_on_the_parallel_wrapper() -> None:

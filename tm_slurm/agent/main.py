@@ -68,6 +68,7 @@ class Agent:
             node=surroundings.node,
             host=self._host,
             cpus_per_rank=config.job.cpus_per_rank,
+            compile_cache=job_dir / "compiled" if config.standby.shared_compile_cache else None,
         )
         self._ranks = Ranks(
             command, config.job.ranks_per_node, self._report, stopped_limit_s=policy.keepalive_s

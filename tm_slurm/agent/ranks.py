@@ -49,6 +49,8 @@ class Command:
     node: str
     host: str
     cpus_per_rank: int
+    compile_cache: Path | None = None
+    """where torch.compile keeps what it has made, unless the environment says otherwise"""
 
 
 @dataclass
@@ -118,6 +120,8 @@ class Ranks:
             "PYTHONUNBUFFERED": "1",
         }
         environment.setdefault("OMP_NUM_THREADS", str(command.cpus_per_rank))
+        if command.compile_cache is not None:
+            environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(command.compile_cache))
         with log_path.open("ab") as output, theirs:
             log_path.chmod(0o600)
             process = await asyncio.create_subprocess_exec(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tm_slurm.comm.backend import register
-from tm_slurm.comm.endpoint import Endpoint, Peer
+from tm_slurm.comm.endpoint import UNRECORDED_TAG, Endpoint, Peer
 from tm_slurm.comm.errors import CollectiveTimeout, GroupInterrupted, HandshakeRefused, PeerLost
 
 __all__ = [
+    "UNRECORDED_TAG",
     "CollectiveTimeout",
     "Endpoint",
     "GroupInterrupted",

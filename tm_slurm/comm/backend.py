@@ -46,13 +46,14 @@ def _create(options: _Options, _: object) -> Any:
         ranks = list(range(options.group_size))
         _Current.groups.clear()
     # Not torch's name, which counts all groups: ranks may make groups of different ranks in different orders.
+    among_all = sum(_Current.groups.values())
     ordinal = _Current.groups[tuple(ranks)]
     _Current.groups[tuple(ranks)] += 1
     identity = group_identity(str(ordinal), ranks)
     said = options.timeout and options.timeout != default_pg_timeout  # torch fills in its own 30 minutes
     timeout_s = options.timeout.total_seconds() if said else endpoint.timeout_s
     name = str(options.group_id)
-    return _tm.make_backend(endpoint._native, name, identity, options.group_rank, ranks, timeout_s)
+    return _tm.make_backend(endpoint._native, name, identity, options.group_rank, ranks, timeout_s, among_all)
 
 
 def register(endpoint: Endpoint) -> None:

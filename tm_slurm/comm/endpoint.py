@@ -18,6 +18,9 @@ import torch  # noqa: F401  (its libraries must be loaded before the extension)
 from tm_slurm.comm import _tm
 from tm_slurm.comm.errors import CollectiveTimeout, GroupInterrupted, HandshakeRefused, PeerLost
 
+UNRECORDED_TAG = _tm.UNRECORDED_TAG
+"""Of point-to-point traffic that the runtime has in real steps only: it is not recorded."""
+
 _tm.set_errors(GroupInterrupted, PeerLost, CollectiveTimeout, HandshakeRefused)
 
 
@@ -94,8 +97,8 @@ class Endpoint:
 
     @property
     def sandbox(self) -> bool:
-        """If true, every collective answers alone and at once, as if all ranks were copies of this one
-        (section 4).
+        """If true, every collective answers alone and at once: as the attached tape says, else as if all
+        ranks were copies of this one (section 4).
 
         Allreduce and broadcast leave the tensor, allgather puts the own input into every slot,
         reduce-scatter takes the own slice of the own input, all-to-all returns the own input, recv leaves
@@ -106,6 +109,30 @@ class Endpoint:
     @sandbox.setter
     def sandbox(self, value: bool) -> None:
         self._native.sandbox = value
+
+    def attach(self, tape: _tm.Tape | None) -> None:
+        """Have the collectives from now on taken down on `tape`, or in the sandbox answered by it; None: no
+        tape, and no trace of one in the path of a collective."""
+        self._native.attach(tape)
+
+    def share_sandbox(self, ranks: Iterable[int], *, limit_s: float) -> None:
+        """In the sandbox, have the calls that concern none but these ranks (this one among them) go to the
+        peers that `configure` has named for them; no ranks: all are answered alone.
+
+        Calls that are under way are answered alone. The first such call that fails, or takes longer than
+        `limit_s` seconds, is answered alone, and so is all that comes later; `why_alone` says why.
+        """
+        self._native.share_sandbox(set(ranks), limit_s)
+
+    @property
+    def why_alone(self) -> str:
+        """What has ended the calls among the ranks of `share_sandbox`; nothing if nothing has."""
+        return self._native.why_alone()
+
+    @property
+    def has_tape(self) -> bool:
+        """Whether a tape is attached."""
+        return self._native.has_tape
 
     def configure(
         self, *, rank: int, epoch: int, term: int, peers: Mapping[int, Peer], absent: Iterable[int] = ()

@@ -293,6 +293,55 @@ class CommConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StandbyConfig:
+    """How standbys warm up."""
+
+    recorded_steps: Annotated[
+        int,
+        "first steps of the job whose collectives one rank of each role class records, for standbys to "
+        "warm up with; 0: none, standbys warm up with identity answers",
+    ] = 2
+    recording_limit_mb: Annotated[
+        int,
+        "megabytes of host memory that a rank may use for its recording; one that grows beyond is dropped, "
+        "and standbys warm up with identity answers",
+    ] = 4096
+    recording_wait_s: Annotated[
+        float,
+        "how long a standby waits for the recording of its role class before it warms up without it",
+    ] = 60.0
+    warm_order: Annotated[
+        list[str],
+        "the order in which a standby warms up for role classes (`first`, `middle`, `last` of a pipeline, "
+        "`only` without one, or the names that `build` gives in `role_class`); others come before these",
+    ] = field(default_factory=lambda: ["first", "last", "middle"])
+    keep_built: Annotated[
+        list[str],
+        "the class that each standby keeps built in the end: the first entry is the first standby's, and so "
+        "on, the last one that of all others",
+    ] = field(default_factory=lambda: ["middle"])
+    cpu_share: Annotated[
+        float,
+        "part of its CPUs that a standby's process may use while it warms up, where it shares the machine",
+    ] = 1.0
+    shared_compile_cache: Annotated[
+        bool,
+        "keep what torch.compile makes in the job directory, so that each program is compiled once a job",
+    ] = True
+
+    def __post_init__(self) -> None:
+        _at_least(self, {"recorded_steps": 0, "recording_limit_mb": 1})
+        if self.recording_wait_s < 0:
+            raise ImpossibleValue(
+                "recording_wait_s", f"expected 0 seconds or more, found {self.recording_wait_s:g}"
+            )
+        if not self.keep_built:
+            raise ImpossibleValue("keep_built", "expected at least one role class, found none")
+        if not 0 < self.cpu_share <= 1:
+            raise ImpossibleValue("cpu_share", f"expected more than 0, at most 1, found {self.cpu_share:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole job."""
 
@@ -302,6 +351,7 @@ class Config:
         default_factory=PolicyConfig, metadata={"doc": "how the coordinator behaves"}
     )
     comm: CommConfig = field(default_factory=CommConfig)
+    standby: StandbyConfig = field(default_factory=StandbyConfig)
 
 
 SECTIONS: Mapping[str, type] = {
@@ -309,6 +359,7 @@ SECTIONS: Mapping[str, type] = {
     "train": TrainConfig,
     "policy": PolicyConfig,
     "comm": CommConfig,
+    "standby": StandbyConfig,
 }
 
 # What the configuration says in its own words, and the option it would contradict.

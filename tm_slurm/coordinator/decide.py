@@ -38,6 +38,8 @@ AGENT_INPUTS = frozenset(
         "process_unwell",
         "process_warm",
         "rank_done",
+        "recorded",
+        "recording_failed",
         "replica_key",
         "resumed",
         "snapshot_stored",

@@ -131,11 +131,38 @@ class Membership(Recoveries):
         process = self._known(given)
         if process is None:
             return
-        if process.warm_for != int(given["rank"]):
-            process.warm_for, process.warm_at = int(given["rank"]), self.now
-        self._note("warm", node=given["node"], rank=given["rank"], seconds=given.get("seconds"))
+        rank = int(given["rank"])
+        if process.warm_for != rank:
+            process.warm_for, process.warm_at = rank, self.now
+        if rank != process.wanted_warm and given.get("ordered") == process.wanted_warm:
+            self._take_choice(given["node"], process)
+        warm = {"node": given["node"], "rank": given["rank"], "seconds": given.get("seconds")}
+        self._note("warm", **warm, each_s=given.get("each_s"), answers=given.get("answers"))
         self._have_standbys_reserve()
         self._advance_move()
+
+    def _take_choice(self, name: str, process: Process) -> None:
+        """It was to warm up for any rank, and has chosen another than was named; unless it is to take a
+        certain one by now."""
+        process.wanted_warm = process.warm_for
+        for rank, place in self._places_to_take().items():
+            if place == (name, process.slot) and rank != process.warm_for:
+                self._want_warm(self.state.nodes[name], process.slot, rank)
+
+    def _on_resumed(self, given: Input) -> None:
+        """A standby has a rank now: with what it was warmed up."""
+        self._note("promoted", node=given["node"], rank=given["rank"], answers=given.get("answers"))
+        super()._on_resumed(given)
+
+    def _on_recorded(self, given: Input) -> None:
+        """The first steps of a role class are recorded, for standbys to warm up with."""
+        about = ("role_class", "ranks", "bytes", "recorded_bytes", "calls", "steps")
+        self._note("recorded", **{key: given[key] for key in about})
+        self.state.recorded_bytes[given["role_class"]] = int(given["bytes"])
+
+    def _on_recording_failed(self, given: Input) -> None:
+        """There is none of this class: standbys warm up with identity answers, training goes on."""
+        self._note("recording_failed", role_class=given["role_class"], why=given["why"])
 
     def _on_process_exited(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]

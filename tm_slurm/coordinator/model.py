@@ -377,6 +377,8 @@ class JobState:
     crashes: list[dict[str, Any]] = field(default_factory=list)
     """rank processes that have ended by themselves at the step that the job is at, the first one first: node,
     ranks, how, log and last words"""
+    recorded_bytes: dict[str, int] = field(default_factory=dict)
+    """role class → bytes of its recording in the job directory"""
     stopping: str = ""
     """why the job goes back into the queue as soon as its checkpoint is written"""
     stopping_since: float = 0.0

@@ -45,11 +45,20 @@ class Moves(Storing):
     def _warm_standby(self, node: Node) -> None:
         """Have a standby's processes warm up: for the ranks that it is to take, or for those of some active
         node."""
+        self._introduce_mates(node)
         ranks = {slot: slot for slot in node.processes}
         ranks |= {slot: rank for rank, (name, slot) in self._places_to_take().items() if name == node.name}
         for slot, process in node.processes.items():
             if process.wanted_warm is None:
-                self._want_warm(node, slot, ranks[slot] % self.state.plan.world_size)
+                to_take = (node.name, slot) in self._places_to_take().values()
+                self._want_warm(node, slot, ranks[slot] % self.state.plan.world_size, for_any=not to_take)
+
+    def _introduce_mates(self, node: Node) -> None:
+        """Each of a standby's processes hears where all of them listen: what concerns nobody else is real
+        while they warm up."""
+        at = {str(p.slot): [p.host, p.port, p.incarnation] for p in node.processes.values()}
+        for slot in node.processes if len(at) > 1 else ():
+            self._tell(node.name, slot, {"kind": "mates", "at": at})
 
     def _places_to_take(self) -> dict[int, Place]:
         """rank → where it is about to go, by a recovery or a move."""
@@ -58,7 +67,9 @@ class Moves(Storing):
         move = self.state.move
         return {} if move is None else {r: (p.joiner, p.ranks[r]) for r, p in move.ranks().items()}
 
-    def _want_warm(self, node: Node, slot: int, rank: int) -> None:
+    def _want_warm(self, node: Node, slot: int, rank: int, *, for_any: bool = False) -> None:
+        """`for_any`: it is not known yet whose rank it will take; another one of the same or another class
+        will do, and the standby says which it has chosen."""
         process = node.processes[slot]
         process.wanted_warm, process.warm_for = rank, None
         message = {
@@ -67,6 +78,9 @@ class Moves(Storing):
             "world_size": self.state.plan.world_size,
             "ranks_per_node": self.state.plan.ranks_per_node,
         }
+        if for_any:
+            standbys = sorted(n.name for n in self.state.nodes.values() if n.standing == "standby")
+            message |= {"any": True, "place": standbys.index(node.name) if node.name in standbys else 0}
         self._tell(node.name, slot, message)
 
     # ---- phase 1 ----

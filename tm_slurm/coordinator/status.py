@@ -66,5 +66,6 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
         "windows": state.outlook.get("windows", []),
         "stopping": state.stopping,
         "moves_done": state.moves_done,
+        "recorded_bytes": state.recorded_bytes,
         "last_interruption": record.last_move,
     }

@@ -122,6 +122,11 @@ class AgentLink:
                     )
                 self._arrived.wait(left)
 
+    def has_order(self, timeout_s: float) -> bool:
+        """Whether an order is there, or comes within so many seconds."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: bool(self._orders), timeout_s)
+
     # ---- heartbeats ----
 
     def committed(

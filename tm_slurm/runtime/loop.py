@@ -9,7 +9,6 @@ the process. What a rank does when another one fails is in `surviving`, what a s
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
@@ -32,6 +31,7 @@ from tm_slurm.runtime.standing_by import StandingBy
 from tm_slurm.runtime.vote import PRIVATE, Ballot, Discarded, Vote
 from tm_slurm.runtime.wards import Wards
 from tm_slurm.runtime.worker import Worker, peers_of
+from tm_slurm.sandbox import forget_role, import_what_comes_late
 from tm_slurm.state import (
     Mark,
     StateError,
@@ -100,7 +100,7 @@ class Runtime(StandingBy):
             self._take_role(self.role)
             yield from self._real_steps()
             return
-        _import_what_comes_late()
+        import_what_comes_late()
         order = worker.link.next_order("assign", "warm", "replace", "retire", "exit")
         mine = order["kind"] == "assign" and worker.is_for_me(order)
         if mine and worker.take_seat(int(order["epoch"])):
@@ -113,21 +113,43 @@ class Runtime(StandingBy):
     # ---- real steps ----
 
     def _real_steps(self) -> Iterator[tuple[dict[str, Any], int]]:
+        yield from self._recorded_steps()
         while self.step < self.steps:
-            self._begin_step()
-            if not self._discarded:
-                yield self.state, self.step
-                with self.attempt():
-                    if not self._discarded:
-                        self._vote.hold()
-            if not self._discarded:
-                self._commit()
-            if self._resolution is not None:
-                self._go_on(self._resolution)
-            elif self._discarded and self._mark is not None:
-                self._rewind()  # every rank does: the gradients were not finite
-            elif self._worker is not None:
-                self._at_boundary(self._worker)
+            yield from self._one_step()
+            if self._resolution is not None:  # all may have begun again
+                yield from self._recorded_steps()
+
+    def _recorded_steps(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """The first steps of a rank that records them; afterwards nothing of the recorder is left."""
+        worker = self._worker
+        while worker is not None and (recorder := worker.recorder) is not None and self.step < self.steps:
+            epoch = worker.epoch
+            recorder.begin_step()
+            yield from self._one_step()
+            if worker.recorder is not recorder:
+                continue  # all have begun again
+            if self._discarded or worker.epoch != epoch:
+                recorder.give_up("the first steps of the job were disturbed by a failure or a move")
+                worker.recorder = None
+            elif not recorder.step_ended() or self.step >= self.steps:
+                recorder.finish()
+                worker.recorder = None
+
+    def _one_step(self) -> Iterator[tuple[dict[str, Any], int]]:
+        self._begin_step()
+        if not self._discarded:
+            yield self.state, self.step
+            with self.attempt():
+                if not self._discarded:
+                    self._vote.hold()
+        if not self._discarded:
+            self._commit()
+        if self._resolution is not None:
+            self._go_on(self._resolution)
+        elif self._discarded and self._mark is not None:
+            self._rewind()  # every rank does: the gradients were not finite
+        elif self._worker is not None:
+            self._at_boundary(self._worker)
 
     def _begin_step(self) -> None:
         self._discarded = False
@@ -259,11 +281,9 @@ class Runtime(StandingBy):
         self, worker: Worker, *, rank: int, world_size: int, epoch: int, peers: dict[str, list[Any]]
     ) -> None:
         if dist.is_initialized():
-            self.state = {}
             self._mark = None
-            dist.destroy_process_group()
-            _forget_meshes()
-            gc.collect()
+            forget_role(self.state)
+            self.state = {}
         worker.endpoint.configure(rank=rank, epoch=epoch, term=0, peers=peers_of(peers))
         dist.init_process_group("tm", store=HashStore(), rank=rank, world_size=world_size)
         worker.rank, worker.world_size = rank, world_size
@@ -306,6 +326,7 @@ class Runtime(StandingBy):
         if order["kind"] != "resolve":
             self._end_process(0)
         self._discarded = False
+        self._resolution = order
         self._go_on(order)
 
     def _finish(self, worker: Worker) -> Iterator[tuple[dict[str, Any], int]]:
@@ -329,21 +350,3 @@ class Runtime(StandingBy):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _import_what_comes_late() -> None:
-    """The first optimizer imports much of torch; better here than in a switch. All that is imported by now is
-    left out of garbage collections from now on: a full one costs 0.15 s otherwise, in the middle of a
-    recovery."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    gc.collect()
-    gc.freeze()
-
-
-def _forget_meshes() -> None:
-    """DTensor keeps what it worked out for a mesh; another role's mesh of the same ranks counts as equal, but
-    its groups are gone."""
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

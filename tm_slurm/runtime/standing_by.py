@@ -12,9 +12,11 @@ from typing import Any
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Incoming
+from tm_slurm.runtime.recording import await_recording, roles_to_warm, share_of_cpus
 from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
+from tm_slurm.sandbox import Recording, least_steps, shadow_steps_of_another_role
 from tm_slurm.state import ReceiveReport, give_buffers, give_private, take_private
 
 Shadow = Generator[tuple[dict[str, Any], int], None, bool]
@@ -39,12 +41,7 @@ class StandingBy(Surviving):
         while True:
             kind = order["kind"]
             if kind == "warm":
-                began = time.monotonic()
-                if worker.rank != int(order["rank"]):
-                    yield from self._warm_up(worker, order)
-                seconds = time.monotonic() - began
-                worker.link.send({"kind": "process_warm", "rank": worker.rank, "seconds": seconds})
-                worker.storing.reserve(self.state)
+                yield from self._warm_up_in_turn(worker, order)
             elif kind == "reserve":
                 worker.storing.reserve(self.state, told=True)
             elif kind in ("join", "replace") and not worker.is_for_me(order):
@@ -60,20 +57,62 @@ class StandingBy(Surviving):
                 self._end_process(0)
             order = worker.link.next_order("warm", "reserve", "join", "replace", "retire", "exit", "finish")
 
-    def _warm_up(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
-        """Build the role and run shadow iterations, answered without any communication (TrainMover §4).
+    def _warm_up_in_turn(self, worker: Worker, order: Message) -> Iterator[tuple[dict[str, Any], int]]:
+        """As a `warm` order wants it: for the rank that it names, or, when it is for any, for one of each
+        role class; whatever else comes meanwhile ends that early."""
+        rank = int(order["rank"])
+        seconds: dict[str, float] = {}
+        is_there = worker.rank == rank or (order.get("any") and worker.rank is not None)
+        if not is_there:
+            for turn in roles_to_warm(worker, order):
+                recording = await_recording(worker, turn.rank)
+                began = time.monotonic()
+                peers = turn.peers(worker.mates)
+                yield from self._warm_up(worker, {**order, "rank": turn.rank}, recording, peers)
+                seconds[recording.role_class if recording else str(turn.rank)] = time.monotonic() - began
+                if worker.link.has_order(0):
+                    break
+        warm = {"kind": "process_warm", "rank": worker.rank, "ordered": rank, "each_s": seconds}
+        answers = vars(worker.sandbox.answers())
+        worker.link.send({**warm, "seconds": sum(seconds.values()), "answers": answers})
+        worker.storing.reserve(self.state)
+
+    def _warm_up(
+        self,
+        worker: Worker,
+        order: Message,
+        recording: Recording | None,
+        batch: Mapping[str, list[Any]] | None = None,
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """Build the role and run shadow iterations, answered without any communication but among a batch of
+        joiners (TrainMover §4): rank → where its process listens, this one's included.
 
         Whatever they do to the state is overwritten at the switch."""
-        worker.sandbox.enter()
         rank, world_size = int(order["rank"]), int(order["world_size"])
-        self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers={})
-        again = self._warmed_up  # for another role: what a process needs once is there
-        self._warmed_up = True
-        for step in worker.sandbox.shadow_steps(0 if again else worker.config.policy.shadow_steps):
-            self._vote.open()
-            yield self.state, step
-            self._vote.hold()
+        peers = dict(batch or {})
+        worker.sandbox.enter(recording, map(int, peers))
+        with share_of_cpus(worker.config.standby.cpu_share):
+            self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers=peers)
+            steps = max(worker.config.policy.shadow_steps, least_steps(self.state))
+            again, self._warmed_up = self._warmed_up, True
+            if again:  # for another role: what a process needs once is there
+                steps = shadow_steps_of_another_role(self.state, steps)
+            for step in worker.sandbox.shadow_steps(steps):
+                self._vote.open()
+                yield self.state, step
+                self._vote.hold()
+            if again and steps == 1:
+                worker.sandbox.rebuild_buckets(self.state)
         self._metrics = {}
+        worker.sandbox.leave_batch()
+        answers = worker.sandbox.answers()
+        if answers.why_alone:
+            say(f"warming up for rank {rank} without the other processes of this node: {answers.why_alone}")
+        if answers.missed:
+            say(
+                f"warming up for rank {rank}, {answers.missed} calls were not as recorded "
+                f"({answers.answered} were); the first: {answers.first_miss}"
+            )
 
     def _join(self, worker: Worker, order: Message) -> bool:
         """Take over a leaver's rank. False when the move was given up; then this is a standby as before."""
@@ -99,7 +138,8 @@ class StandingBy(Surviving):
             return self._replace_anew(worker, order)
         began = time.monotonic()
         if worker.rank != int(order["rank"]):
-            yield from self._warm_up(worker, order)
+            recording = await_recording(worker, int(order["rank"]), wait_s=0)
+            yield from self._warm_up(worker, order, recording)
         times = {"warm_s": time.monotonic() - began}
         if back_to is not None:
             return self._replace_from_store(worker, order, times)
@@ -113,6 +153,7 @@ class StandingBy(Surviving):
         began = time.monotonic()
         give_private(self.state, order["private"])
         for step in range(int(order["private_step"]), target):
+            worker.sandbox.begin_step(step)
             self._vote.open()
             yield self.state, step
             self._vote.hold()
@@ -196,11 +237,12 @@ class StandingBy(Surviving):
         epoch = int(order["epoch"])
         if report is None or not worker.take_seat(epoch):
             return False
+        answers = worker.sandbox.answers()
         worker.sandbox.leave()
         worker.at_epoch(epoch)
         self.step = report.step
         self._exchange_due = True
         told = {"kind": "resumed", "epoch": epoch, "rank": worker.rank, "step": self.step}
         measured = {"bytes": report.bytes, "state_s": report.seconds, **(times or {})}
-        worker.link.send({**told, **measured})
+        worker.link.send({**told, **measured, "answers": vars(answers)})
         return True

@@ -17,12 +17,15 @@ from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
 from tm_slurm.runtime.handover import Outgoing
 from tm_slurm.runtime.pipelines import forget_broken_step
+from tm_slurm.runtime.recording import begin_recording, keep_recording
+from tm_slurm.runtime.role import Role
+from tm_slurm.runtime.saying import say
 from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.storing import CannotGoBack
 from tm_slurm.runtime.vote import FAILURES, Discarded, Vote, failure_in
 from tm_slurm.runtime.worker import Worker
 from tm_slurm.state import Mark, StateError, capture
-from tm_slurm.state.entries import OBJECT, state_entries
+from tm_slurm.state.entries import MODULE, OBJECT, end_broken_passes, state_entries
 
 POSITION_CHARS = 200
 """So much of what an entry of the state says of itself (a data position is short) goes into a report."""
@@ -37,6 +40,7 @@ class Surviving:
     state: dict[str, Any]
     step: int
     shares: Shares
+    role: Role
     _worker: Worker | None
     _vote: Vote
     _mark: Mark | None
@@ -56,6 +60,11 @@ class Surviving:
             self._discarded = True
         except Exception as error:  # what frameworks make of a failed collective may be of any class
             failure = failure_in(error)
+            if failure is None and self._worker is not None and self._worker.endpoint.sandbox:
+                # Made-up answers may be its cause; if not, it comes again in a real step.
+                say(f"a shadow step has failed, this standby is not as warm as it could be: {error!r}")
+                self._forget_broken_shadow_step()
+                return
             if failure is None or self._worker is None or self._worker.endpoint.sandbox:
                 self._say_failing()
                 raise
@@ -63,6 +72,12 @@ class Surviving:
             self._resolution = self._stop(self._worker, failure, at_vote=False, torn=torn)
             self._discarded = True
             forget_broken_step()
+
+    def _forget_broken_shadow_step(self) -> None:
+        forget_broken_step()
+        for _, kind, value in state_entries(self.state):
+            if kind == MODULE:
+                end_broken_passes(value)
 
     def _say_failing(self) -> None:
         """The user's step has failed: tell the agent where, for whoever looks for the cause."""
@@ -181,7 +196,9 @@ class Surviving:
         while True:
             try:
                 epoch = int(order["epoch"])
+                begin_recording(worker)
                 self._enter(worker, rank=rank, world_size=world_size, epoch=epoch, peers=order["peers"])
+                keep_recording(worker, self.state, self.role)
                 self.step = 0
                 back_to = order.get("back_to")
                 if back_to is not None and back_to["source"] == "checkpoint":

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tm_slurm.comm import UNRECORDED_TAG
 from tm_slurm.control.frames import MAX_FRAME_BYTES
 from tm_slurm.runtime.saying import say
 from tm_slurm.state import common_objects
@@ -117,13 +118,15 @@ class Wards:
             self._refuse(told.numel())
             told = told[:0]
         size = torch.tensor([told.numel()])
-        sends = [dist.isend(part, buddy) for buddy in self.buddies for part in (size, told)]
+        sends = [
+            dist.isend(part, buddy, tag=UNRECORDED_TAG) for buddy in self.buddies for part in (size, told)
+        ]
         received = {}
         for ward in self.wards:
             their_size = torch.empty(1, dtype=torch.int64)
-            dist.recv(their_size, ward)
+            dist.recv(their_size, ward, tag=UNRECORDED_TAG)
             received[ward] = torch.empty(int(their_size), dtype=torch.uint8)
-            dist.recv(received[ward], ward)
+            dist.recv(received[ward], ward, tag=UNRECORDED_TAG)
         for send in sends:
             if send is not None:
                 send.wait()

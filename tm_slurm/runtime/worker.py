@@ -23,7 +23,7 @@ from tm_slurm.runtime.sharing import Shares
 from tm_slurm.runtime.storing import Storing
 from tm_slurm.runtime.vote import Ballot
 from tm_slurm.runtime.wards import Wards
-from tm_slurm.sandbox import Sandbox
+from tm_slurm.sandbox import Recorder, Sandbox
 from tm_slurm.state import Snapshot, StateError
 
 
@@ -70,6 +70,11 @@ class Worker:
         )
         register(self.endpoint)
         self.sandbox = Sandbox(self.endpoint)
+        self.recorder: Recorder | None = None
+        """while this rank records its first steps for its class"""
+        self.recording_wait_s = self.config.standby.recording_wait_s
+        self.mates: dict[int, list[Any]] = {}
+        """slot → where the process of this node in it listens, this one among them"""
         self.ballot = Ballot()
         self._links = LinkWatch(self.endpoint)
         self.rank: int | None = None
@@ -98,6 +103,7 @@ class Worker:
                 "stop": self._on_stop,
                 "cancel": self._on_cancel,
                 "peers": self._on_peers,
+                "mates": self._on_mates,
                 "interrupt": self._on_interrupt,
                 "where": self._on_where,
                 **self.storing.handlers(),
@@ -166,6 +172,9 @@ class Worker:
         """A move that did not touch this rank's links has committed: where its ranks are now."""
         self.endpoint.update(epoch=int(message["epoch"]), peers=peers_of(message["changes"]))
 
+    def _on_mates(self, message: Message) -> None:
+        self.mates = {int(slot): list(peer) for slot, peer in message["at"].items()}
+
     def _on_go(self, message: Message) -> None:
         if int(message["epoch"]) > self.epoch:
             self.ballot.arm(int(message["epoch"]))
@@ -202,6 +211,7 @@ class Worker:
         if incoming is not None and incoming.epoch < epoch:
             incoming.cancel()
         if standing_by:
+            self.sandbox.leave_batch()  # it may wait for another one there
             self.link.send({"kind": "not_joined", "epoch": epoch})
             return
         for outgoing in outgoings:

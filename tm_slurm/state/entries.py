@@ -71,9 +71,27 @@ def reshard(module: torch.nn.Module) -> None:
 
     No collective: only the gathered copies are let go.
     """
+    for part in _fsdp_modules(module):
+        part.reshard()
+
+
+def end_broken_passes(module: torch.nn.Module) -> None:
+    """Puts FSDP2 modules that a step which was broken off has left in the middle of a forward or backward
+    pass back to its beginning. Until then they do not take `reshard` for meant, and keep plain tensors in
+    place of their shards. Gradients that were being reduced are lost. No collective."""
+    for part in _fsdp_modules(module):
+        state = part._get_fsdp_state()
+        if state._is_root:
+            for group in (group for each in state._state_ctx.all_states for group in each._fsdp_param_groups):
+                group._all_gather_result = None  # it would be waited for, and has failed
+            part.reset_iter_state()
+    reshard(module)
+
+
+def _fsdp_modules(module: torch.nn.Module) -> Iterator[Any]:
     for part in module.modules():
         if any(base.__name__ == "FSDPModule" for base in type(part).__mro__):
-            part.reshard()  # type: ignore[operator]
+            yield part
 
 
 def drop_gradients(state: Mapping[str, Any]) -> None:

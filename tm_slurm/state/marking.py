@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 
-from tm_slurm.state.entries import GENERATOR, MODULE, OBJECT, drop_gradients, reshard, state_entries
+from tm_slurm.state.entries import (
+    GENERATOR,
+    MODULE,
+    OBJECT,
+    drop_gradients,
+    end_broken_passes,
+    state_entries,
+)
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.generators import read_generator, read_generators, write_generator, write_generators
 
@@ -39,7 +46,7 @@ class Mark:
         drop_gradients(self._state)  # of gathered parameters too, where the step was broken off
         for _, kind, value in state_entries(self._state):
             if kind == MODULE:
-                reshard(value)  # on all ranks alike, or they would not gather together again
+                end_broken_passes(value)  # on all ranks alike, or they would not gather together again
         drop_gradients(self._state)
         with torch.no_grad():
             if self._buffers:

@@ -3,6 +3,8 @@
 #include "backend_tensors.hpp"
 #include "errors.hpp"
 
+#include <string_view>
+
 namespace delta {
 namespace {
 
@@ -13,8 +15,11 @@ struct DeltaOptions final : c10d::Backend::Options {
 }  // namespace
 
 DeltaBackend::DeltaBackend(std::shared_ptr<Endpoint> endpoint, std::string name, uint64_t id, int rank,
-                           std::vector<int> ranks, std::chrono::milliseconds timeout)
-    : Backend(rank, static_cast<int>(ranks.size())), endpoint_(std::move(endpoint)), timeout_ms_(timeout.count()) {
+                           std::vector<int> ranks, std::chrono::milliseconds timeout, int ordinal)
+    : Backend(rank, static_cast<int>(ranks.size())),
+      endpoint_(std::move(endpoint)),
+      ordinal_(ordinal),
+      timeout_ms_(timeout.count()) {
   group_.id = id;
   group_.rank = rank;
   group_.ranks = std::move(ranks);
@@ -36,7 +41,15 @@ std::chrono::milliseconds DeltaBackend::limit(std::chrono::milliseconds wanted) 
 
 DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, Tensors outputs,
                                           std::chrono::milliseconds timeout, std::vector<Piece> pieces,
-                                          bool collective) {
+                                          bool collective, int peer, bool recorded) {
+  std::function<void(int)> ended;
+  std::function<void(const Failure&)> alone;
+  if (in_sandbox()) {
+    timeout = std::min(timeout, endpoint_->sharing_limit());
+    alone = or_alone(title, outputs, peer);
+  } else if (Tape* tape = endpoint_->tape.load(std::memory_order_acquire); tape && recorded) {
+    ended = note(*tape, title, outputs, pieces.size(), peer);
+  }
   auto work = c10::make_intrusive<DeltaWork>(endpoint_, getRank(), type, title, std::move(outputs), pieces.size());
   for (Piece& piece : pieces) {
     Launch launch;
@@ -44,11 +57,16 @@ DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, 
     launch.timeout = timeout;
     launch.collective = collective;
     launch.body = std::move(piece.body);
-    launch.finished = [work, after = std::move(piece.after), keep = std::move(piece.keep)](const Failure* failure,
-                                                                                           int source_rank) {
-      if (failure || !after) return work->piece_done(failure, source_rank);
+    launch.finished = [work, ended, alone, after = std::move(piece.after), keep = std::move(piece.keep)](
+                          const Failure* failure, int source_rank) {
+      if (failure && alone) {
+        alone(*failure);
+        return work->piece_done(nullptr, source_rank);
+      }
+      if (failure || (!after && !ended)) return work->piece_done(failure, source_rank);
       try {
-        after();
+        if (after) after();
+        if (ended) ended(source_rank);
       } catch (const std::exception& error) {
         Failure late{Fault::kFailed, error.what(), -1};
         return work->piece_done(&late, source_rank);
@@ -61,9 +79,38 @@ DeltaBackend::WorkPtr DeltaBackend::start(c10d::OpType type, const char* title, 
   return work;
 }
 
-DeltaBackend::WorkPtr DeltaBackend::answer_alone(c10d::OpType type, const char* title, Tensors outputs) {
+std::function<void(int)> DeltaBackend::note(Tape& tape, const char* title, const Tensors& outputs, size_t pieces,
+                                            int peer) {
+  size_t place = tape.reserve(title, ordinal_, peer, outputs);
+  auto left = std::make_shared<std::atomic<size_t>>(pieces);
+  return [this_rank = getRank(), size = getSize(), &tape, place, outputs, left](int source_rank) {
+    if (left->fetch_sub(1) > 1) return;
+    tape.fill(place, outputs, source_rank < 0 ? kNoPeer : (source_rank - this_rank + size) % size);
+  };
+}
+
+std::function<void(const Failure&)> DeltaBackend::or_alone(const char* title, const Tensors& outputs, int peer) {
+  auto done = std::make_shared<std::atomic<bool>>(false);
+  return [endpoint = endpoint_, ordinal = ordinal_, title, outputs, peer, done](const Failure& failure) {
+    if (done->exchange(true)) return;
+    endpoint->stop_sharing(failure.message);
+    play(*endpoint, title, ordinal, peer, outputs);
+  };
+}
+
+int DeltaBackend::play(Endpoint& endpoint, const char* title, int ordinal, int peer, const Tensors& outputs) {
+  int source = kNoPeer;
+  bool has_outputs = !outputs.empty() && std::string_view(title) != "tm:send";
+  if (Tape* tape = endpoint.tape.load(std::memory_order_acquire); tape && tape->plays() && has_outputs)
+    tape->answer(title, ordinal, peer, outputs, &source);
+  return source;
+}
+
+DeltaBackend::WorkPtr DeltaBackend::answer_alone(c10d::OpType type, const char* title, Tensors outputs, int peer) {
+  int source = play(*endpoint_, title, ordinal_, peer, outputs);
+  if (source >= 0) source = (source + getRank()) % getSize();
   auto work = c10::make_intrusive<DeltaWork>(endpoint_, getRank(), type, title, std::move(outputs), 1);
-  work->piece_done(nullptr, -1);
+  work->piece_done(nullptr, source);
   return work;
 }
 
@@ -182,7 +229,7 @@ DeltaBackend::WorkPtr DeltaBackend::send(Tensors& tensors, int to, int tag) {
   TORCH_CHECK(to >= 0 && to < getSize() && to != getRank(), "send: expected another rank below ", getSize(),
               ", found ", to);
   TORCH_CHECK(tag >= 0, "send: expected a tag of 0 or more, found ", tag);
-  if (sandboxed()) return answer_alone(c10d::OpType::SEND, "tm:send", tensors);
+  if (sandboxed(to)) return answer_alone(c10d::OpType::SEND, "tm:send", tensors);
   check_present(to, "send");
   at::Tensor flat = staged(tensors[0]);
   ConstSpan span = const_span_of(flat);
@@ -191,13 +238,14 @@ DeltaBackend::WorkPtr DeltaBackend::send(Tensors& tensors, int to, int tag) {
   piece.keep = {flat};
   std::vector<Piece> pieces;
   pieces.push_back(std::move(piece));
-  return start(c10d::OpType::SEND, "tm:send", tensors, limit(c10d::kUnsetTimeout), std::move(pieces), false);
+  return start(c10d::OpType::SEND, "tm:send", tensors, limit(c10d::kUnsetTimeout), std::move(pieces), false,
+               kNoPeer, false);
 }
 
 DeltaBackend::WorkPtr DeltaBackend::receive(Tensors& tensors, int from, int tag, c10d::OpType type) {
   check_single(tensors, "recv");
   TORCH_CHECK(tag >= 0, "recv: expected a tag of 0 or more, found ", tag);
-  if (sandboxed()) return answer_alone(type, "tm:recv", tensors);
+  if (sandboxed(from)) return answer_alone(type, "tm:recv", tensors, distance(from));
   if (from >= 0) check_present(from, "recv");
   at::Tensor tensor = tensors[0], flat = dense_like(tensor);
   Span span = span_of(flat);
@@ -207,7 +255,8 @@ DeltaBackend::WorkPtr DeltaBackend::receive(Tensors& tensors, int from, int tag,
   piece.after = [tensor, flat] { copy_back(tensor, flat); };
   std::vector<Piece> pieces;
   pieces.push_back(std::move(piece));
-  return start(type, "tm:recv", tensors, limit(c10d::kUnsetTimeout), std::move(pieces), false);
+  return start(type, "tm:recv", tensors, limit(c10d::kUnsetTimeout), std::move(pieces), false, distance(from),
+               tag != kUnrecordedTag);
 }
 
 DeltaBackend::WorkPtr DeltaBackend::recv(Tensors& tensors, int from, int tag) {

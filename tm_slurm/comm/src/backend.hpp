@@ -7,6 +7,7 @@
 
 #include "algorithms.hpp"
 #include "endpoint.hpp"
+#include "tape.hpp"
 #include "work.hpp"
 
 namespace delta {
@@ -18,7 +19,7 @@ class DeltaBackend final : public c10d::Backend {
   using Splits = std::vector<int64_t>;
 
   DeltaBackend(std::shared_ptr<Endpoint> endpoint, std::string name, uint64_t id, int rank, std::vector<int> ranks,
-               std::chrono::milliseconds timeout);
+               std::chrono::milliseconds timeout, int ordinal);
   ~DeltaBackend() override;
 
   const std::string getBackendName() const override { return "tm"; }
@@ -63,13 +64,27 @@ class DeltaBackend final : public c10d::Backend {
     Tensors keep;  // alive until it is done
   };
   WorkPtr start(c10d::OpType type, const char* title, Tensors outputs, std::chrono::milliseconds timeout,
-                std::vector<Piece> pieces, bool collective = true);
-  // The sandbox answers alone: `identity` does what a group of copies of this rank would see.
-  WorkPtr answer_alone(c10d::OpType type, const char* title, Tensors outputs);
+                std::vector<Piece> pieces, bool collective = true, int peer = kNoPeer, bool recorded = true);
+  // Every piece of a call takes note when it has ended; the last one to do so fills the call's place on the tape.
+  std::function<void(int)> note(Tape& tape, const char* title, const Tensors& outputs, size_t pieces, int peer);
+  // What a call among joiners of one batch ends with if it fails: they are on their own from then on, and the call is
+  // answered like any other. It is for several pieces, and does so once.
+  std::function<void(const Failure&)> or_alone(const char* title, const Tensors& outputs, int peer);
+  // Write what the tape has into `outputs`; from whom it came, if that was recorded.
+  static int play(Endpoint& endpoint, const char* title, int ordinal, int peer, const Tensors& outputs);
+  // The sandbox answers alone: as the tape says, or else with `outputs` as they are, which is what a group of copies
+  // of this rank would see.
+  WorkPtr answer_alone(c10d::OpType type, const char* title, Tensors outputs, int peer = kNoPeer);
   // Raise, naming who is absent in this epoch.
   void check_whole(const char* collective);
   void check_present(int rank, const char* call);
-  bool sandboxed() const { return endpoint_->sandbox.load(std::memory_order_relaxed); }
+  int distance(int rank) const { return rank < 0 ? kAnyPeer : (rank - getRank() + getSize()) % getSize(); }
+  bool in_sandbox() const { return endpoint_->sandbox.load(std::memory_order_relaxed); }
+  bool sandboxed() const { return in_sandbox() && !endpoint_->shares_sandbox(group_.ranks); }
+  bool sandboxed(int peer) const {  // a rank of the group, or any (negative)
+    if (peer < 0 || !in_sandbox()) return sandboxed();
+    return !endpoint_->shares_sandbox({group_.ranks[static_cast<size_t>(getRank())], group_.ranks[static_cast<size_t>(peer)]});
+  }
   std::chrono::milliseconds limit(std::chrono::milliseconds wanted) const;
 
   Piece all_reduce_piece(const at::Tensor& tensor, const c10d::ReduceOp& op);
@@ -81,6 +96,7 @@ class DeltaBackend final : public c10d::Backend {
 
   std::shared_ptr<Endpoint> endpoint_;
   Group group_;
+  const int ordinal_;  // of the groups that this process is in, since the default one
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};
 };

@@ -292,7 +292,7 @@ DeltaBackend::WorkPtr DeltaBackend::alltoall_base(at::Tensor& output, at::Tensor
   };
   Tensors outputs = cut(output, output_splits, "output"), inputs = cut(input, input_splits, "input");
   if (sandboxed() && outputs[static_cast<size_t>(getRank())].numel() != inputs[static_cast<size_t>(getRank())].numel())
-    return answer_alone(c10d::OpType::ALLTOALL_BASE, "tm:all_to_all", {output});
+    return answer_alone(c10d::OpType::ALLTOALL, "tm:all_to_all", outputs);
   return alltoall(outputs, inputs, options);
 }
 

@@ -33,6 +33,8 @@ struct Counters {
   uint64_t refused[kVerdicts] = {};
 };
 
+class Tape;
+
 class Endpoint {
  public:
   Endpoint(std::string secret, const std::string& job, std::string host, uint64_t incarnation, double timeout_s,
@@ -55,6 +57,17 @@ class Endpoint {
   std::map<std::string, int64_t> stats();
   void close();
   std::atomic<bool> sandbox{false};
+  // Outside the first steps of a job and the sandbox there is none. One that was attached lives as long as the
+  // endpoint: a collective may still have it in its hand.
+  std::atomic<Tape*> tape{nullptr};
+  void attach(std::shared_ptr<Tape> next);
+  // In the sandbox: the ranks of one batch of joiners, this one's among them. Calls that concern nobody else are real;
+  // the first of them that fails, or lasts longer than the limit, ends that.
+  void share_sandbox(const std::set<int>& ranks, double limit_s);
+  bool shares_sandbox(const std::vector<int>& ranks);
+  std::chrono::milliseconds sharing_limit();
+  void stop_sharing(const std::string& why);
+  std::string why_alone();  // nothing, while no such call has failed
 
   // Groups and operations.
   void add_group(Group& group);
@@ -142,6 +155,10 @@ class Endpoint {
   void defer_loop();
 
   std::mutex mutex_;
+  std::vector<std::shared_ptr<Tape>> tapes_;
+  std::set<int> sharing_;
+  std::chrono::milliseconds sharing_limit_{0};
+  std::string why_alone_;
   std::atomic<int> contenders_{0};
   std::condition_variable changed_;  // a link was opened, staged or refused
   const std::string secret_;

@@ -59,6 +59,37 @@ int Endpoint::stand_in(Group& group, int group_rank) {
   return group.present[static_cast<size_t>(group.place_of(group_rank))];
 }
 
+void Endpoint::share_sandbox(const std::set<int>& ranks, double limit_s) {
+  Session session(*this);
+  sharing_ = ranks;
+  sharing_limit_ = std::chrono::milliseconds(static_cast<int64_t>(limit_s * 1e3));
+  why_alone_.clear();
+  if (!sandbox.load()) return;
+  fail_all({Fault::kInterrupted, "this joiner goes on with another batch or with none", -1});
+  run();
+}
+
+bool Endpoint::shares_sandbox(const std::vector<int>& ranks) {
+  Session session(*this);
+  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return sharing_.contains(rank); });
+}
+
+std::chrono::milliseconds Endpoint::sharing_limit() {
+  Session session(*this);
+  return sharing_limit_;
+}
+
+void Endpoint::stop_sharing(const std::string& why) {
+  Session session(*this);
+  sharing_.clear();
+  if (why_alone_.empty()) why_alone_ = why;
+}
+
+std::string Endpoint::why_alone() {
+  Session session(*this);
+  return why_alone_;
+}
+
 void Endpoint::remove_group(Group& group) {
   Session session(*this);
   for (auto& operation : group.active) fail(*operation, {Fault::kFailed, operation->name + ": its group was destroyed", -1});
@@ -252,6 +283,12 @@ void Endpoint::interrupt(uint32_t epoch) {
   interrupted_through_ = std::max<int64_t>(interrupted_through_, epoch);
   if (!interrupted()) return;
   fail_all({Fault::kInterrupted, "interrupted at epoch " + std::to_string(epoch_), -1});
+}
+
+void Endpoint::attach(std::shared_ptr<Tape> next) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  tape.store(next.get(), std::memory_order_release);
+  if (next) tapes_.push_back(std::move(next));
 }
 
 void Endpoint::update(uint32_t epoch, const std::map<int, Address>& peers) {

@@ -22,9 +22,33 @@ std::map<int, Address> table(const AddressTable& given) {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const std::shared_ptr<Endpoint>& endpoint, const std::string& name,
-                                               uint64_t id, int rank, const std::vector<int>& ranks, double timeout_s) {
+                                               uint64_t id, int rank, const std::vector<int>& ranks, double timeout_s,
+                                               int ordinal) {
   auto timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000));
-  return c10::make_intrusive<DeltaBackend>(endpoint, name, id, rank, ranks, timeout);
+  return c10::make_intrusive<DeltaBackend>(endpoint, name, id, rank, ranks, timeout, ordinal);
+}
+
+using CallTuple = std::tuple<int64_t, std::string, int, int, int, std::vector<std::optional<at::Tensor>>>;
+
+std::vector<Tape::Call> calls_of(const std::vector<CallTuple>& given) {
+  std::vector<Tape::Call> calls;
+  for (const auto& [step, name, group, peer, source, outputs] : given) {
+    Tape::Call call{step, name, group, peer, source, {}};
+    for (const auto& output : outputs) call.outputs.push_back(output.value_or(at::Tensor()));
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
+std::vector<CallTuple> tuples_of(std::vector<Tape::Call> calls) {
+  std::vector<CallTuple> out;
+  for (Tape::Call& call : calls) {
+    std::vector<std::optional<at::Tensor>> outputs;
+    for (at::Tensor& output : call.outputs)
+      outputs.push_back(output.defined() ? std::optional<at::Tensor>(output) : std::nullopt);
+    out.emplace_back(call.step, call.name, call.group, call.peer, call.source, std::move(outputs));
+  }
+  return out;
 }
 
 }  // namespace
@@ -51,7 +75,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_errors", [](py::object interrupted, py::object peer_lost, py::object timeout, py::object refused) {
     delta::set_python_errors(interrupted.ptr(), peer_lost.ptr(), timeout.ptr(), refused.ptr());
   });
-  m.def("make_backend", &delta::make_backend, Release());
+  m.def("make_backend", &delta::make_backend, Release(), py::arg("endpoint"), py::arg("name"), py::arg("id"),
+        py::arg("rank"), py::arg("ranks"), py::arg("timeout_s"), py::arg("ordinal") = 0);
+  m.attr("UNRECORDED_TAG") = delta::kUnrecordedTag;
+
+  using delta::Tape;
+  py::class_<Tape, std::shared_ptr<Tape>>(m, "Tape")
+      .def_static("recorder", [](int64_t limit_bytes) { return std::make_shared<Tape>(limit_bytes); })
+      .def_static("player", [](const std::vector<delta::CallTuple>& calls) {
+        return std::make_shared<Tape>(delta::calls_of(calls));
+      })
+      .def("begin_step", &Tape::begin_step, Release())
+      .def("take", [](Tape& tape) { return delta::tuples_of(tape.take()); })
+      .def_property_readonly("overflowed", &Tape::overflowed)
+      .def_property_readonly("held_bytes", &Tape::held_bytes)
+      .def_property_readonly("answered", &Tape::answered)
+      .def_property_readonly("missed", &Tape::missed)
+      .def_property_readonly("first_miss", &Tape::first_miss);
 
   using delta::InnerBackend;
   py::class_<InnerBackend, c10d::Backend, c10::intrusive_ptr<InnerBackend>>(m, "InnerBackend")
@@ -86,6 +126,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property(
           "sandbox", [](const Endpoint& e) { return e.sandbox.load(); },
           [](Endpoint& e, bool value) { e.sandbox.store(value); })
+      .def("attach", &Endpoint::attach, py::arg("tape").none(true), Release())
+      .def("share_sandbox", &Endpoint::share_sandbox, Release())
+      .def("why_alone", &Endpoint::why_alone, Release())
+      .def_property_readonly("has_tape", [](const Endpoint& e) { return e.tape.load() != nullptr; })
       .def(
           "configure",
           [](Endpoint& e, int rank, uint32_t epoch, uint64_t term, const delta::AddressTable& peers,
