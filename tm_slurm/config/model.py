@@ -248,6 +248,16 @@ class PolicyConfig:
         "or three times what the longest preparation of a move has taken, if that is more",
     ] = None
     release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
+    refill: Annotated[
+        bool,
+        "ask Slurm for another node (a one-node job like this one, which ends with it) for each that was "
+        "given back or lost; off, since it takes and charges nodes beyond those that were asked for at first",
+    ] = False
+    elastic: Annotated[
+        bool,
+        "the same as soon as a node should be left and no standby is free for it, so that none need be held "
+        "in reserve; training goes on meanwhile",
+    ] = False
 
     def __post_init__(self) -> None:
         for key in fields(self):

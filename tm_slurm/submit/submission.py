@@ -96,10 +96,14 @@ class AgentExecutor(submitit.SlurmExecutor):
 
     def __init__(self, config: Config, submission: str) -> None:
         """`config` is a resolved configuration, `submission` a name of this one submission."""
+        python = interpreter(config)
+        self._set_up(config, submission_folder(config), _parameters(config, python, submission))
+
+    def _set_up(self, config: Config, folder: Path, parameters: dict[str, Any]) -> None:
         self.config = config
-        python = shlex.quote(config.job.python or sys.executable)
-        super().__init__(submission_folder(config), max_num_timeout=config.job.max_requeues, python=python)
-        self.update_parameters(**_parameters(config, python, submission))
+        python = interpreter(config)
+        super().__init__(folder, max_num_timeout=config.job.max_requeues, python=python)
+        self.update_parameters(**parameters)
 
     @classmethod
     def name(cls) -> str:
@@ -124,6 +128,11 @@ class AgentExecutor(submitit.SlurmExecutor):
         kept = environment.for_submission()
         drop = [word for name in environment.dropped(os.environ, kept) for word in ("-u", name)]
         return ["timeout", str(SUBMIT_TIMEOUT_S), "env", *drop, "sbatch", str(submission_file_path)]
+
+
+def interpreter(config: Config) -> str:
+    """Return the Python of the resolved `config`, as a word of the shell."""
+    return shlex.quote(config.job.python or sys.executable)
 
 
 def submission_folder(config: Config) -> Path:
@@ -151,7 +160,7 @@ def submit(config: Config) -> Submitted:
         with contextlib.redirect_stderr(io.StringIO()):
             job = AgentExecutor(config, submission).submit(AgentTask(dump(config), submission))
     except (FailedJobError, FailedSubmissionError) as error:
-        words = _sbatch_words(error)
+        words = words_of(error)
         key = key_of(words)
         if key is not None:
             raise SubmissionRefused(f"{key}: {words}") from error
@@ -173,30 +182,10 @@ def submit(config: Config) -> Submitted:
 def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
     job = config.job
     directory = shlex.quote(job.directory)
-    minutes = minutes_of(job.time_limit)
-    further: dict[str, Any] = {"no-kill": True, "requeue": True}
-    if job.time_limit is not None and minutes is None:
-        further["time"] = "UNLIMITED"
-    if job.reservation is not None:
-        further["reservation"] = job.reservation
-    further.update((name, value) for name, value in job.sbatch.items() if value is not False)
     return {
-        "job_name": job.name,
-        "partition": job.partition,
-        "account": job.account,
-        "qos": job.qos,
-        "constraint": job.constraint,
-        "exclude": job.exclude,
-        "time": minutes or _WITHOUT_LIMIT_MINUTES,
-        "mem": memory_of(config),
+        **node_parameters(config),
         "nodes": job.all_nodes,
-        "ntasks_per_node": 1,
-        "cpus_per_task": cpus_per_node(config),
-        "gpus_per_node": gpus_per_node(config) or None,
-        "signal_delay_s": job.signal_delay_s,
-        "stderr_to_stdout": True,
-        "wckey": None,
-        "additional_parameters": further,
+        "additional_parameters": {"no-kill": True, "requeue": True, **further_options(config)},
         "setup": [
             *job.setup,
             f"tm_slurm_start=$({python} -m tm_slurm.submit.prepare --submitted {directory} {submission}) "
@@ -206,6 +195,38 @@ def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
         "srun_args": step_options(config),
         # A requeue ends the batch script: the verdict has a word to say to Slurm before it goes.
         "teardown": ["trap '' TERM", f'{python} -m tm_slurm.submit.verdict "$job_dir"'],
+    }
+
+
+def further_options(config: Config) -> dict[str, Any]:
+    """Return sbatch options that submitit has no parameter for: long names without the dashes."""
+    job = config.job
+    further: dict[str, Any] = {}
+    if job.time_limit is not None and minutes_of(job.time_limit) is None:
+        further["time"] = "UNLIMITED"
+    if job.reservation is not None:
+        further["reservation"] = job.reservation
+    return further | {name: value for name, value in job.sbatch.items() if value is not False}
+
+
+def node_parameters(config: Config) -> dict[str, Any]:
+    """Return submitit's parameters for what every node of the resolved `config` is to be."""
+    job = config.job
+    return {
+        "job_name": job.name,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
+        "exclude": job.exclude,
+        "time": minutes_of(job.time_limit) or _WITHOUT_LIMIT_MINUTES,
+        "mem": memory_of(config),
+        "ntasks_per_node": 1,
+        "cpus_per_task": cpus_per_node(config),
+        "gpus_per_node": gpus_per_node(config) or None,
+        "signal_delay_s": job.signal_delay_s,
+        "stderr_to_stdout": True,
+        "wckey": None,
     }
 
 
@@ -229,7 +250,7 @@ def _sweep(folder: Path) -> None:
                     path.unlink()
 
 
-def _sbatch_words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """Return in one line why the submission failed, in sbatch's words where there are any."""
     cause = error.__cause__
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == _TIMED_OUT:
