@@ -180,3 +180,71 @@ def test_when_the_user_cancels_the_job_the_nodes_it_asked_for_go_with_it(
     assert len(standby_jobs(wide, job)) == 2
     wide.run(["scancel", str(job.job_id)], timeout_s=10.0)
     nothing_is_left(wide)
+
+
+def test_a_job_that_is_killed_leaves_no_node_that_it_asked_for(wide: LocalCluster, tmp_path: Path) -> None:
+    """Nobody of the training job is left to cancel anything: the node that has joined does."""
+    gated = [*gates_of_a_move(20), *gates_of_a_move(30), 40]
+    job = TrainingJob.submit(wide, tmp_path, nodes=2, standbys=1, gates=gated, policy={"refill": True})
+    job.warm(1)
+    first, second = job.active_nodes()
+    wide.drain(first)
+    job.note("event_drain", node=first)
+    job.pass_gates(20, moves=1)
+    refilled(job, 1)
+    leave_nothing_free(wide)
+    wide.drain(second)
+    job.note("event_drain", node=second)
+    job.pass_gates(30, moves=2)
+    job.until("another is asked for", lambda: len(job.files.notes("standby_job")) == 2)
+    wide.run(["scancel", "--signal=KILL", str(job.job_id)], timeout_s=10.0)
+    nothing_is_left(wide)
+
+
+def test_a_standby_job_that_is_cancelled_takes_only_its_node_along(
+    wide: LocalCluster, tmp_path: Path
+) -> None:
+    gated = [*gates_of_a_move(20), *gates_of_a_move(30), 40]
+    job = TrainingJob.submit(wide, tmp_path, nodes=2, standbys=1, gates=gated, policy={"refill": True})
+    job.warm(1)
+    for number, (node, gate) in enumerate(zip(job.active_nodes(), (20, 30), strict=True), 1):
+        wide.drain(node)
+        job.note("event_drain", node=node)
+        job.pass_gates(gate, moves=number)
+        refilled(job, number)
+    came = job.files.notes("refilled")[0]
+    assert came["node"] in job.seats()
+    wide.run(["scancel", str(came["job"])], timeout_s=10.0)
+    job.note("node_lost", node=came["node"])
+    job.open_gate(40)  # a rank that waits there cannot be interrupted
+    job.note("recovered")
+    digests = job.finish()
+    nothing_is_left(wide)
+    assert digests == TrainingJob.submit(wide, tmp_path, nodes=2, standbys=0).finish()
+
+
+def test_an_elastic_job_holds_no_standby_and_asks_when_one_is_needed(
+    wide: LocalCluster, tmp_path: Path
+) -> None:
+    gated = [*gates_of_a_move(20), 40]
+    job = TrainingJob.submit(wide, tmp_path, nodes=2, standbys=0, gates=gated, policy={"elastic": True})
+    job.note("started")
+    leave_nothing_free(wide)
+    node = next(name for name in job.active_nodes() if name != job.info().batch_host)
+    wide.drain(node)
+    job.note("standby_job", ask=1)
+    job.note("waiting", node=node)
+    wide.resume(node)
+    job.note("ask_withdrawn", ask=1)
+    job.until("nothing is asked for", lambda: not standby_jobs(wide, job), 20.0)
+    wide.drain(node)
+    job.note("standby_job", ask=2)
+    wide.resume("n8")
+    job.note("refilled", node="n8")
+    job.pass_gates(20)
+    job.note("drained", node=node)
+    assert "n8" in job.seats()
+    job.open_gate(40)
+    digests = job.finish()
+    nothing_is_left(wide)
+    assert digests == TrainingJob.submit(wide, tmp_path, nodes=2, standbys=0).finish()
