@@ -16,7 +16,7 @@ from tm_slurm.coordinator.standby_jobs import StandbyJobs, Training
 from tm_slurm.slurm import QueuedJob, SlurmRefused, SlurmUnavailable
 from tm_slurm.submit.standby import standby_config
 
-TRAINING = Training(job_id=7, attempt=1, job_dir=Path("unused"))
+TRAINING = Training(job_id=7, attempt=1, job_dir=Path("unused"), restarts=1)
 
 
 class FakeSlurm:

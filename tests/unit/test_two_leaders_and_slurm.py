@@ -61,7 +61,7 @@ def run(
         fed: list[Any] = []
         side = SlurmSide(
             slurm=slurm,  # type: ignore[arg-type]
-            training=Training(job_id=7, attempt=0, job_dir=Path("unused")),
+            training=Training(job_id=7, attempt=0, job_dir=Path("unused"), restarts=0),
             leader_node="n1",
             state=state or JobState.initial(PLAN),
             feed=fed.append,

@@ -101,7 +101,8 @@ class Agent:
 
     def _make_plan(self) -> Plan:
         batch_host = None
-        if self._slurm is not None and self._surroundings.job_id is not None:
+        has_script = self._config.job.launch == "batch"
+        if has_script and self._slurm is not None and self._surroundings.job_id is not None:
             with contextlib.suppress(SlurmUnavailable):
                 batch_host = self._slurm.job(self._surroundings.job_id).batch_host
         return Plan(
@@ -162,7 +163,7 @@ class Agent:
         if self._slurm is None or self._surroundings.job_id is None or self._leading.is_on:
             return
         job_id, attempt = self._surroundings.job_id, self._surroundings.attempt
-        training = Training(job_id=job_id, attempt=attempt, job_dir=self._job_dir)
+        training = Training.of(self._job_dir, job_id, attempt)
         if await asyncio.to_thread(has_ended, self._slurm, training):
             log.info("ending reason=the training job has ended job=%d", job_id)
             self._finish(0)

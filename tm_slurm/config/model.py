@@ -21,6 +21,7 @@ LEAVING_S = 20
 
 NO_STANDBY_CHOICES = ("wait", "double-up", "shrink", "requeue", "fail")
 SnapshotChoice = Literal["auto", "always", "never"]
+LaunchChoice = Literal["batch", "allocation"]
 NonfiniteChoice = Literal["ignore", "redo", "stop"]
 
 
@@ -73,6 +74,12 @@ class JobConfig:
         "job's id) are replaced, and the id is added as a folder where there is no `%j`; relative "
         "to the directory of submission",
     ] = "tm-slurm-jobs"
+    launch: Annotated[
+        LaunchChoice,
+        "`batch`: one job holds everything, and the node that its batch script is on cannot be given back; "
+        "`allocation`: the job is a controller of one CPU that gets the nodes by `salloc --no-shell`, so "
+        "that each of them can",
+    ] = "batch"
     python: Annotated[str | None, "Python interpreter on the nodes; without it the one that submits"] = None
     setup: Annotated[
         list[str],

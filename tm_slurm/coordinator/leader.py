@@ -18,6 +18,8 @@ from tm_slurm.control import ChannelClosed, HandshakeRefused, accept
 from tm_slurm.coordinator import batch_script
 from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Tell
 from tm_slurm.coordinator.agents import MALFORMED, Agents
+from tm_slurm.coordinator.allocation import Allocation
+from tm_slurm.coordinator.allocation import end as end_allocation
 from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.decide import Decisions
@@ -121,7 +123,7 @@ class Leader:
         if slurm is not None and job_id is not None:
             self._slurm_side = SlurmSide(
                 slurm=slurm,
-                training=Training(job_id=job_id, attempt=leadership.attempt, job_dir=self.job_dir),
+                training=Training.of(self.job_dir, job_id, leadership.attempt),
                 leader_node=node,
                 state=self.state,
                 feed=self._feed,
@@ -384,6 +386,9 @@ class Leader:
         write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
         message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}
         await self._agents.farewell(message, last=self.node, limit_s=FAREWELL_S)
+        allocation = Allocation.read(self.job_dir)
+        if self._slurm is not None and allocation is not None:
+            await end_allocation(self._slurm, allocation)
         return True
 
     # ---- time ----

@@ -451,6 +451,10 @@ class JobState:
         }
         return cls(plan, nodes, seats)
 
+    def has_own_nodes(self) -> bool:
+        """Whether any node of the training job itself is still in it."""
+        return any(n.job_id is None and n.standing != "released" for n in self.nodes.values())
+
     def process(self, rank: int) -> Process | None:
         """The process that sits on `rank` now."""
         name, slot = self.seats[rank]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tm_slurm.coordinator.allocation import give_all_back, watch_controller
 from tm_slurm.coordinator.lookout import Lookout
 from tm_slurm.coordinator.model import JobState
 from tm_slurm.coordinator.standby_jobs import StandbyJobs, Training
@@ -26,6 +27,9 @@ AWAIT_DRAINED_INTERVAL_S = 0.2
 
 AWAIT_DRAINED_LIMIT_S = 60.0
 """So long polls are that close; later only as close as ever."""
+
+CONTROLLER_INTERVAL_S = 1.0
+"""Between looks at whether somebody has cancelled the controller's job."""
 
 ASK_AGAIN_S = 1.0
 """Between attempts to give a node back while Slurm does not answer."""
@@ -52,6 +56,7 @@ class SlurmSide:
         poll_interval_s: float,
     ) -> None:
         self._slurm = slurm
+        self._training = training
         self._job_id = job_id = training.job_id
         self._leader_node = leader_node
         self._state = state
@@ -84,7 +89,12 @@ class SlurmSide:
         """The tasks that do it all, until they are cancelled."""
         works = (self._poll_for_ever(), self._look_ahead_for_ever(), self._comment_for_ever())
         works_of_change = (self._release_for_ever(), self.standby_jobs.look_for_ever())
-        return [asyncio.create_task(work) for work in (*works, *works_of_change)]
+        tasks = [asyncio.create_task(work) for work in (*works, *works_of_change)]
+        if self._training.controller is not None:
+            interval_s = max(self._poll_interval_s, CONTROLLER_INTERVAL_S)
+            watching = watch_controller(self._slurm, self._training.controller, self._feed, interval_s)
+            tasks.append(asyncio.create_task(watching))
+        return tasks
 
     def release(self, node: str) -> None:
         """Give a node back as soon as may be."""
@@ -128,7 +138,9 @@ class SlurmSide:
             try:
                 job = await asyncio.to_thread(self._slurm.job, self._job_id)
                 keep = [name for name in job.nodes if name not in nodes]
-                if len(keep) < len(job.nodes) and self._leads():
+                if not keep and self._training.without_script and self._leads():
+                    await asyncio.to_thread(give_all_back, self._slurm, self._training.job_dir, self._job_id)
+                elif len(keep) < len(job.nodes) and self._leads():
                     await asyncio.to_thread(self._slurm.shrink, self._job_id, keep)
                 return
             except SlurmUnavailable as error:
@@ -194,8 +206,9 @@ class SlurmSide:
             text = self._comment
             if text is not None and text != said and self._leads():
                 try:
+                    job_id = self._training.controller or self._job_id  # that one is there to the end
                     await asyncio.to_thread(
-                        self._slurm.set_comment, self._job_id, text.replace("JOBID", str(self._job_id))
+                        self._slurm.set_comment, job_id, text.replace("JOBID", str(job_id))
                     )
                     said = text
                 except ResizeBlocked as error:

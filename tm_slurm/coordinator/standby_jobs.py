@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tm_slurm.coordinator.allocation import Allocation
 from tm_slurm.coordinator.model import Ask, JobState
 from tm_slurm.slurm import QueuedJob, Slurm, SlurmRefused, SlurmUnavailable
 
@@ -43,11 +44,27 @@ IS_ENDING = frozenset({"COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOU
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The job that standby jobs are for. `attempt`: how often Slurm has restarted it."""
+    """The job that standby jobs are for. `attempt`: how often training has been started before; `restarts`:
+    how often Slurm has restarted that very job."""
 
     job_id: int
     attempt: int
     job_dir: Path
+    restarts: int
+    controller: int | None = None
+    """the job of the controller that has asked for it, in launch mode `allocation`"""
+    without_script: bool = False
+    """whether it is an allocation without a batch script"""
+
+    @classmethod
+    def of(cls, job_dir: Path, job_id: int, attempt: int) -> Training:
+        """As the job directory tells."""
+        allocation = Allocation.read(job_dir)
+        if allocation is None:
+            return cls(job_id=job_id, attempt=attempt, job_dir=job_dir, restarts=attempt)
+        controller = allocation.controller
+        known: dict[str, Any] = {"restarts": 0, "controller": controller, "without_script": True}
+        return cls(job_id=job_id, attempt=attempt, job_dir=job_dir, **known)
 
     @property
     def prefix(self) -> str:
@@ -211,13 +228,17 @@ class StandbyJobs:
 
 def has_ended(slurm: Slurm, training: Training) -> bool:
     """Whether the training job is over or has been requeued; False as long as nobody can tell."""
+    if training.without_script:
+        allocation = Allocation.read(training.job_dir)
+        if allocation is not None and allocation.given_back:
+            return False
     try:
         job = slurm.job(training.job_id)
     except SlurmUnavailable:
         return False
     except SlurmRefused:  # it is over for so long that Slurm knows it no longer
         return True
-    return job.is_over or job.state in IS_ENDING or job.restarts != training.attempt
+    return job.is_over or job.state in IS_ENDING or job.restarts != training.restarts
 
 
 def _answer_of(command: list[str]) -> int:

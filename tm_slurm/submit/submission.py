@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from tm_slurm.config import Config, dump, loads, minutes_of
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
+from tm_slurm.submit.controller import ControllerTask
 from tm_slurm.submit.job_dir import JobDirError, new_submission, prepare_job_dir, shared_root
 from tm_slurm.submit.refusals import key_of
 from tm_slurm.submit.resources import cpus_per_node, gpus_per_node, memory_of, step_options
@@ -130,6 +131,21 @@ class AgentExecutor(submitit.SlurmExecutor):
         return ["timeout", str(SUBMIT_TIMEOUT_S), "env", *drop, "sbatch", str(submission_file_path)]
 
 
+class ControllerExecutor(AgentExecutor):
+    """submitit's Slurm executor for the controller of launch mode `allocation`: one CPU, anywhere."""
+
+    def __init__(self, config: Config) -> None:
+        """`config` is a resolved configuration."""
+        self._set_up(config, submission_folder(config), _controller_parameters(config))
+
+
+def executor(config: Config, submission: str) -> AgentExecutor:
+    """Return what submits the resolved `config` in its launch mode."""
+    if config.job.launch == "allocation":
+        return ControllerExecutor(config)
+    return AgentExecutor(config, submission)
+
+
 def interpreter(config: Config) -> str:
     """Return the Python of the resolved `config`, as a word of the shell."""
     return shlex.quote(config.job.python or sys.executable)
@@ -142,7 +158,7 @@ def submission_folder(config: Config) -> Path:
 
 def script_text(config: Config, submission: str | None = None) -> str:
     """Return the batch script that `submit` would submit for the resolved `config`; nothing is written."""
-    return AgentExecutor(config, submission or new_submission()).script()
+    return executor(config, submission or new_submission()).script()
 
 
 def submit(config: Config) -> Submitted:
@@ -158,7 +174,8 @@ def submit(config: Config) -> Submitted:
         _sweep(folder)
         # submitit prints sbatch's words before it raises them.
         with contextlib.redirect_stderr(io.StringIO()):
-            job = AgentExecutor(config, submission).submit(AgentTask(dump(config), submission))
+            task = ControllerTask if config.job.launch == "allocation" else AgentTask
+            job = executor(config, submission).submit(task(dump(config), submission))
     except (FailedJobError, FailedSubmissionError) as error:
         words = words_of(error)
         key = key_of(words)
@@ -196,6 +213,25 @@ def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
         # A requeue ends the batch script: the verdict has a word to say to Slurm before it goes.
         "teardown": ["trap '' TERM", f'{python} -m tm_slurm.submit.verdict "$job_dir"'],
     }
+
+
+def _controller_parameters(config: Config) -> dict[str, Any]:
+    """In the partition, account and quality of service of the nodes, but no more of them than one CPU."""
+    return {
+        **node_parameters(config),
+        "constraint": None,
+        "mem": None,
+        "nodes": 1,
+        "cpus_per_task": 1,
+        "gpus_per_node": None,
+        "additional_parameters": {"requeue": True, **further_options(replace_sbatch(config))},
+        "srun_args": ["--export=ALL", "--mpi=none", "--overlap"],
+    }
+
+
+def replace_sbatch(config: Config) -> Config:
+    """Return `config` without sbatch options of its own: they are for the nodes."""
+    return replace(config, job=replace(config.job, sbatch={}))
 
 
 def further_options(config: Config) -> dict[str, Any]:
