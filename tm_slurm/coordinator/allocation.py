@@ -65,7 +65,8 @@ async def watch_controller(
     slurm: Slurm, controller: int, feed: Callable[[dict[str, Any]], object], interval_s: float
 ) -> None:
     """Stop training when the user cancels the controller's job. One that is lost, or has to wait in the
-    queue, stops nothing."""
+    queue, stops nothing. One that was requeued need not wait for two minutes, as Slurm would have it."""
+    restarts = -1
     while True:
         await asyncio.sleep(interval_s)
         with contextlib.suppress(SlurmUnavailable, SlurmRefused):
@@ -73,6 +74,9 @@ async def watch_controller(
             if job.state == "CANCELLED":
                 feed({"kind": "stop", "reason": f"job {controller} was cancelled", "exit_code": 1})
                 return
+            if job.state == "PENDING" and job.restarts != restarts:
+                restarts = job.restarts
+                await asyncio.to_thread(slurm.begin_not_before, controller, time.time())
 
 
 async def end(slurm: Slurm, allocation: Allocation) -> None:

@@ -286,7 +286,6 @@ class Controller:
         print(f"tm_slurm: this controller is requeued: {why}", flush=True)
         with contextlib.suppress(SlurmUnavailable, SlurmRefused):
             self._slurm.requeue(self._own.job_id)
-            self._slurm.begin_not_before(self._own.job_id, time.time())  # else after two minutes
         return ENDED_CODE
 
     def _pause(self) -> None:
