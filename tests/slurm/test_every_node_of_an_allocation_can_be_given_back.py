@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 from cluster_names import own_name
-from training_jobs import TrainingJob, gates_of_a_move, until
+from training_jobs import TrainingJob, config_text, gates_of_a_move, until
 
 from tm_slurm.localcluster import LocalCluster
+from tm_slurm.observe.follow import JobFiles
 
 pytestmark = pytest.mark.slurm
+TEMPLATE = Path(__file__).parents[2] / "sbatch_templates" / "controller.sbatch"
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +154,19 @@ def test_a_job_whose_time_is_over_begins_again_on_another_allocation(
     job.open_gate(40)
     assert job.finish() == TrainingJob.submit(wide, tmp_path, nodes=2, standbys=0).finish()
     nothing_is_left(wide)
+
+
+def test_the_template_and_a_shell_control_a_job_as_well(wide: LocalCluster, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(config_text(tmp_path, nodes=2, standbys=1))
+    command = ["sbatch", "--parsable", f"--output={tmp_path}/%j.out", str(TEMPLATE), str(config)]
+    submitted = wide.run(command, env={"TM_SLURM_PYTHON": sys.executable}, timeout_s=20.0)
+    job = TrainingJob(wide, int(submitted.stdout), tmp_path / submitted.stdout.strip())
+    digests = job.finish()
+    nothing_is_left(wide)
+    command = [sys.executable, "-m", "tm_slurm.submit.controller", str(config), "train.steps=60"]
+    done = wide.run(command, timeout_s=90.0)
+    assert "tm_slurm: completed" in done.stdout
+    nothing_is_left(wide)
+    (directory,) = tmp_path.glob("shell-*")
+    assert [str(d) for d in JobFiles(directory).notes("trained")[-1]["digests"]] == digests

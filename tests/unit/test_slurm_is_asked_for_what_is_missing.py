@@ -167,6 +167,23 @@ def test_an_elastic_job_without_standbys_asks_when_a_notice_comes_and_moves_ther
     assert coming(world) == []
 
 
+def test_a_node_that_has_come_for_one_that_is_resumed_is_given_back() -> None:
+    world = started(elastic=True, refill=False, nodes=2, active=2)
+    world.hold = {"prepare_leave"}
+    world.event("drain", "n2")
+    joins(world, "n7", 1)
+    assert world.state.move is not None and world.state.nodes["n7"].standing == "standby"
+    world.event("resume", "n2")
+    assert world.state.move is None and world.state.nodes["n7"].standing == "released"
+    assert coming(world) == [] and "n7" not in world.decisions._excluded()
+
+
+def test_standbys_of_the_job_itself_are_kept_although_an_elastic_job_needs_none() -> None:
+    world = started(elastic=True, refill=False, nodes=4, active=2)
+    world.event("drain", "n2")
+    assert [n.name for n in world.state.nodes.values() if n.standing == "standby"] != []
+
+
 def test_an_elastic_job_with_a_free_standby_asks_for_nothing() -> None:
     world = started(elastic=True, refill=False, nodes=3, active=2)
     world.event("drain", "n2")

@@ -17,12 +17,14 @@ from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.membership import Membership
-from tm_slurm.coordinator.model import FAILURE_LIMIT, Ask, JobState, Node
+from tm_slurm.coordinator.model import FAILURE_LIMIT, Ask, JobState, Node, Notice
 
 ASK_AGAIN_S = 5.0
 """After one that brought no node, doubled each time, up to ASK_AGAIN_LIMIT_S: nobody floods a queue."""
 
 ASK_AGAIN_LIMIT_S = 300.0
+
+NOT_NEEDED = "no place is missing any more"
 
 UNKNOWN_TO_SLURM = frozenset({"unhealthy", "straggler"})
 """Nodes that were left for this are free to Slurm, and no better than before."""
@@ -47,7 +49,12 @@ class Refilling(Membership):
         for ask in reversed(coming):
             if surplus > 0:
                 surplus -= 1
-                self._withdraw(ask, "its place is not missing any more")
+                self._withdraw(ask, NOT_NEEDED)
+        for node in self._not_needed():
+            node.notice = Notice(
+                f"surplus/{node.name}/{node.job_id}", "surplus", NOT_NEEDED, self.now, "", True
+            )
+            self._standby_leaves(node)
         exclude = self._excluded()
         if surplus < 0 and (self.now >= state.ask_again_at or exclude != state.asked_in_vain):
             for _ in range(-surplus):
@@ -60,6 +67,17 @@ class Refilling(Membership):
         minutes = None if left_s is None or left_s <= 0 else math.ceil(left_s / 60)
         state.asks[state.asked] = Ask(state.asked, self.now, exclude, minutes)
         self._note("asked", ask=state.asked, exclude=list(exclude))
+
+    def _not_needed(self) -> list[Node]:
+        """Standbys that have come by standby jobs, where more are there than places: the node that one of
+        them was asked for has been resumed, say."""
+        state = self.state
+        if not state.started or state.move is not None or state.recovery is not None or state.absent:
+            return []
+        more = sum(_counts(state, node) for node in state.nodes.values()) - wanted_nodes(state)
+        guests = any(state.guests_on(node.name) for node in state.nodes.values())
+        came = [n for n in state.nodes.values() if n.job_id is not None and n.free_to_join()]
+        return came[:more] if more > 0 and not guests and not state.finishing and not state.stopping else []
 
     def _withdraw(self, ask: Ask, why: str) -> None:
         ask.unwanted = True
@@ -152,8 +170,13 @@ def missing_places(state: JobState) -> int:
     plan = state.plan
     if not plan.asks or not state.started or state.finishing or state.stopping or state.ended:
         return 0
-    wanted = len(plan.order) if plan.refill else plan.active_nodes
-    return max(0, wanted - sum(_counts(state, node) for node in state.nodes.values()))
+    return max(0, wanted_nodes(state) - sum(_counts(state, node) for node in state.nodes.values()))
+
+
+def wanted_nodes(state: JobState) -> int:
+    """As how many nodes the job should have."""
+    standbys = len(state.plan.order) - state.plan.active_nodes
+    return state.plan.active_nodes + (standbys if state.plan.refill else 0)
 
 
 def brought_by(said: Mapping[str, Any]) -> Brought:
@@ -181,7 +204,7 @@ def _why_not_new(state: JobState, known: Node | None, number: int, job: int | No
     if ask.node is not None:
         return f"standby job {job} has brought node {ask.node}"
     if ask.unwanted or missing_places(state) == 0:
-        return "no place is missing any more"
+        return NOT_NEEDED
     if known is not None and known.standing != "released":
         return f"node {known.name} is in this job already"
     return ""

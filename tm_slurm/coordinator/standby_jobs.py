@@ -230,7 +230,7 @@ def has_ended(slurm: Slurm, training: Training) -> bool:
     """Whether the training job is over or has been requeued; False as long as nobody can tell."""
     if training.without_script:
         allocation = Allocation.read(training.job_dir)
-        if allocation is not None and allocation.given_back:
+        if allocation is not None and allocation.job_id == training.job_id and allocation.given_back:
             return False
     try:
         job = slurm.job(training.job_id)

@@ -35,11 +35,18 @@ from tm_slurm.slurm import (
     environment,
 )
 from tm_slurm.submit.checks import Unsubmittable, check_options
-from tm_slurm.submit.job_dir import JobDirError, new_submission, prepare_job_dir, resolve, set_verdict_aside
+from tm_slurm.submit.job_dir import (
+    JobDirError,
+    named_for,
+    new_submission,
+    prepare_job_dir,
+    resolve,
+    set_verdict_aside,
+)
 from tm_slurm.submit.registry import register
 from tm_slurm.submit.resources import step_options
 from tm_slurm.submit.salloc import salloc_options
-from tm_slurm.submit.verdict import NoVerdict, Verdict, read_verdict, said_of
+from tm_slurm.submit.verdict import NoVerdict, Verdict, attempt_now, read_verdict, said_of
 
 LOOK_S = 0.25
 NODE_INTERVAL_S = 1.0
@@ -159,7 +166,7 @@ class Controller:
     def _get_nodes(self, attempt: int, begins: float | None) -> int:
         """Ask for the nodes, unless an earlier start of this controller has, and wait for them. They wait in
         the queue like any job."""
-        name = f"tm-nodes-{self._own.job_id or os.getpid()}.{attempt}."
+        name = f"tm-nodes-{self._own.job_id or self._job_dir.name}.{attempt}."
         found = self._in_the_queue(name)
         if found is None:
             options = salloc_options(self._config, called=name, begins=begins)
@@ -342,9 +349,11 @@ def main(arguments: list[str]) -> int:
         config = resolve(load(given.config, overrides), base=Path.cwd(), python=sys.executable)
         check_options(config)
         own = Own.from_environment()
-        number = own.job_id if own.job_id is not None else os.getpid()
-        restarted = int(environment.read(environment.RESTART_COUNT) or 0) if own.job_id is not None else 0
-        job_dir = prepare_job_dir(config, number, None if restarted else new_submission())
+        submission = new_submission()
+        if own.job_id is None:
+            config = named_for(config, f"shell-{submission}")
+        restarted = own.job_id is not None and bool(attempt_now())
+        job_dir = prepare_job_dir(config, own.job_id, None if restarted else submission)
     except (ConfigError, JobDirError, Unsubmittable) as error:
         print(f"tm_slurm: {error}", file=sys.stderr)
         return 2
