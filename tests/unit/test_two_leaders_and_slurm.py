@@ -13,6 +13,7 @@ from loopback_job import Job
 
 from tm_slurm.coordinator.model import JobState, Notice, Plan
 from tm_slurm.coordinator.slurm_side import SlurmSide
+from tm_slurm.coordinator.standby_jobs import Training
 from tm_slurm.events import Event
 from tm_slurm.slurm import JobInfo, NodeInfo, NodeState, ReservationInfo
 
@@ -60,7 +61,7 @@ def run(
         fed: list[Any] = []
         side = SlurmSide(
             slurm=slurm,  # type: ignore[arg-type]
-            job_id=7,
+            training=Training(job_id=7, attempt=0, job_dir=Path("unused"), restarts=0),
             leader_node="n1",
             state=state or JobState.initial(PLAN),
             feed=fed.append,

@@ -62,6 +62,11 @@ class Leading:
             self._leader.stop(reason)
         return self._leader is not None
 
+    def let_go(self) -> None:
+        """Leave the lead to somebody else, if this agent has it."""
+        if self._leader is not None:
+            self._leader.let_go()
+
     def consider(self) -> None:
         """Lead, if nobody has led for so long that it is this agent's turn."""
         over_s = self._watch.over_for_s()

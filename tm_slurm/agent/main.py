@@ -20,7 +20,7 @@ from tm_slurm.agent.following import CONNECT_TIMEOUT_S, LOOK_S, Following, Silen
 from tm_slurm.agent.leading import Leading
 from tm_slurm.agent.orphans import adopt_orphans
 from tm_slurm.agent.ranks import Command, Ranks, argv_of
-from tm_slurm.agent.surroundings import Surroundings
+from tm_slurm.agent.surroundings import Standby, Surroundings
 from tm_slurm.agent.vault import Vault
 from tm_slurm.config import Config, load
 from tm_slurm.control import read_secret
@@ -28,6 +28,7 @@ from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.election import Leadership, LeaderWatch
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import Plan
+from tm_slurm.coordinator.standby_jobs import Training, has_ended
 from tm_slurm.slurm import Slurm, SlurmUnavailable, reachable_address
 from tm_slurm.slurm import connect as connect_to_slurm
 
@@ -35,6 +36,10 @@ log = logging.getLogger("tm_slurm.agent")
 
 LEADER_GONE_LIMIT_S = 60.0
 """An agent that has had no leader for so long ends its ranks and itself."""
+
+ASK_SLURM_S = 3.0
+"""An agent on the node of a standby job that has had no leader for so long asks Slurm about the training
+job."""
 
 RECENT = 64
 """So many messages that may have been lost with a connection are sent again on the next one. Heartbeats, most
@@ -87,7 +92,7 @@ class Agent:
         self._following = Following(
             self._watch,
             self._secret,
-            {"node": surroundings.node, "job": surroundings.job_id},
+            {"node": surroundings.node, "job": surroundings.job_id, **surroundings.brought},
             Silence(heartbeat_s=policy.heartbeat_s, keepalive_s=policy.keepalive_s),
             led=self._led,
             obey=self._from_leader,
@@ -97,7 +102,8 @@ class Agent:
 
     def _make_plan(self) -> Plan:
         batch_host = None
-        if self._slurm is not None and self._surroundings.job_id is not None:
+        has_script = self._config.job.launch == "batch"
+        if has_script and self._slurm is not None and self._surroundings.job_id is not None:
             with contextlib.suppress(SlurmUnavailable):
                 batch_host = self._slurm.job(self._surroundings.job_id).batch_host
         return Plan(
@@ -116,6 +122,8 @@ class Agent:
             stop_timeout_s=self._config.policy.stop_timeout_s or self._config.job.stop_timeout_s,
             window_lead_s=self._config.policy.window_lead_s,
             stop_lead_s=float(self._config.job.signal_delay_s),
+            refill=self._config.policy.refill,
+            elastic=self._config.policy.elastic,
         )
 
     async def run(self) -> int:
@@ -144,10 +152,22 @@ class Agent:
                 await self._following.follow(known)
             else:
                 self._leading.consider()
+            if self._surroundings.brought and self._following.alone_for_s() > ASK_SLURM_S:
+                await self._end_with_the_training_job()
             if self._following.alone_for_s() > LEADER_GONE_LIMIT_S:
                 log.error("no leader for %.0f s, ending", LEADER_GONE_LIMIT_S)
                 self._finish(1)
             await asyncio.sleep(LOOK_S)
+
+    async def _end_with_the_training_job(self) -> None:
+        """Nobody leads: this agent's job is another than the one that may have been cancelled."""
+        if self._slurm is None or self._surroundings.job_id is None or self._leading.is_on:
+            return
+        job_id, attempt = self._surroundings.job_id, self._surroundings.attempt
+        training = Training.of(self._job_dir, job_id, attempt)
+        if await asyncio.to_thread(has_ended, self._slurm, training):
+            log.info("ending reason=the training job has ended job=%d", job_id)
+            self._finish(0)
 
     def _has_ended(self) -> bool:
         """Whether this start of the job has a verdict; that of an earlier one, which was requeued, is no
@@ -181,8 +201,12 @@ class Agent:
         )
 
     def terminated(self) -> None:
-        """SIGTERM: somebody cancels the job. The leader says so, every other agent just ends."""
-        if not self._leading.stop("the job was cancelled (SIGTERM)"):
+        """SIGTERM: somebody cancels the job. The leader says so, every other agent just ends. Where only a
+        standby job is cancelled, training goes on without this node."""
+        if self._surroundings.brought:
+            self._leading.let_go()
+            self._finish(EXIT_TERMINATED)
+        elif not self._leading.stop("the job was cancelled (SIGTERM)"):
             self._finish(EXIT_TERMINATED)
 
     def time_is_nearly_over(self) -> None:
@@ -271,9 +295,11 @@ class Agent:
         task.add_done_callback(self._work.discard)
 
 
-async def _main(job_dir: Path) -> int:
+async def _main(job_dir: Path, standby: Standby | None) -> int:
     adopt_orphans()
     surroundings = Surroundings.from_environment()
+    if standby is not None:
+        surroundings = surroundings.with_standby(standby, job_dir)
     _log_to(job_dir / "logs" / f"agent-{surroundings.node}.log")
     slurm = connect_to_slurm(by="best") if surroundings.job_id is not None else None
     agent = Agent(job_dir, load(job_dir / "config.yaml"), surroundings, slurm)
@@ -293,9 +319,10 @@ def _log_to(path: Path) -> None:
     )
 
 
-def run(job_dir: Path | str) -> int:
-    """Run this node's agent until the job has ended or the node is left; the exit code to end with."""
+def run(job_dir: Path | str, standby: Standby | None = None) -> int:
+    """Run this node's agent until the job has ended or the node is left; the exit code to end with.
+    `standby`: where the node has come with a standby job."""
     directory = Path(job_dir)
     (directory / "logs").mkdir(mode=0o700, exist_ok=True)
     os.umask(0o077)
-    return asyncio.run(_main(directory))
+    return asyncio.run(_main(directory, standby))

@@ -5,17 +5,33 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tm_slurm.coordinator.journal import history
+from tm_slurm.coordinator.refilling import Brought
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standby:
+    """What an agent is told that comes with a standby job: which training job that is for (`of`), which start
+    of it (`attempt`), and what was asked for there (`ask`)."""
+
+    of: int
+    attempt: int
+    ask: int
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """`nodes`: the allocation in Slurm's order. `attempt`: how often Slurm has restarted the job."""
+    """`job_id`: the training job. `nodes`: its allocation in Slurm's order. `attempt`: how often Slurm has
+    restarted it. `brought`: which standby job this node has come with, and for what."""
 
     node: str
     job_id: int | None
     nodes: tuple[str, ...]
     attempt: int
+    brought: Brought = field(default_factory=dict)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Surroundings:
@@ -31,3 +47,12 @@ class Surroundings:
             nodes=tuple(expand(listed)) if listed else (node,),
             attempt=int(environment.get("SLURM_RESTART_COUNT") or 0),
         )
+
+    def with_standby(self, standby: Standby, job_dir: Path) -> Surroundings:
+        """The same node as part of the training job that its own job is for. FileNotFoundError when that has
+        never been led."""
+        _, about = history(job_dir, standby.attempt)
+        if about is None:
+            raise FileNotFoundError(f"{job_dir}: there is no journal of start {standby.attempt} of the job")
+        brought = {"ask": standby.ask, "job": self.job_id or 0}
+        return Surroundings(self.node, standby.of, tuple(about["order"]), standby.attempt, brought)

@@ -12,7 +12,12 @@ import click
 from tm_slurm.cli.failures import Failed, UserMistake
 from tm_slurm.cli.slurm_here import no_answer, require_configuration
 
-_KEYS = {"--nodes": "job.nodes", "--standbys": "job.standbys", "--job-name": "job.name"}
+_KEYS = {
+    "--nodes": "job.nodes",
+    "--standbys": "job.standbys",
+    "--job-name": "job.name",
+    "--launch": "job.launch",
+}
 
 
 @click.command()
@@ -20,6 +25,11 @@ _KEYS = {"--nodes": "job.nodes", "--standbys": "job.standbys", "--job-name": "jo
 @click.option("--nodes", type=int, help="Active nodes (job.nodes).")
 @click.option("--standbys", type=int, help="Nodes in reserve (job.standbys).")
 @click.option("--job-name", help="The job's name (job.name).")
+@click.option(
+    "--launch",
+    type=click.Choice(["batch", "allocation"]),
+    help="How the nodes are got (job.launch): in `allocation` each can be given back, the first too.",
+)
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any key, such as train.steps=50."
 )
@@ -31,6 +41,7 @@ def submit(
     nodes: int | None,
     standbys: int | None,
     job_name: str | None,
+    launch: str | None,
     settings: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
@@ -55,6 +66,7 @@ def submit(
     from tm_slurm.submit.job_dir import JobDirError, resolve
 
     named: dict[str, Any] = {"--nodes": nodes, "--standbys": standbys, "--job-name": job_name}
+    named["--launch"] = launch
     overrides = {_KEYS[option]: value for option, value in named.items() if value is not None}
     said = {_KEYS[option]: option for option, value in named.items() if value is not None}
     try:

@@ -21,6 +21,7 @@ LEAVING_S = 20
 
 NO_STANDBY_CHOICES = ("wait", "double-up", "shrink", "requeue", "fail")
 SnapshotChoice = Literal["auto", "always", "never"]
+LaunchChoice = Literal["batch", "allocation"]
 NonfiniteChoice = Literal["ignore", "redo", "stop"]
 
 
@@ -73,6 +74,12 @@ class JobConfig:
         "job's id) are replaced, and the id is added as a folder where there is no `%j`; relative "
         "to the directory of submission",
     ] = "tm-slurm-jobs"
+    launch: Annotated[
+        LaunchChoice,
+        "`batch`: one job holds everything, and the node that its batch script is on cannot be given back; "
+        "`allocation`: the job is a controller of one CPU that gets the nodes by `salloc --no-shell`, so "
+        "that each of them can",
+    ] = "batch"
     python: Annotated[str | None, "Python interpreter on the nodes; without it the one that submits"] = None
     setup: Annotated[
         list[str],
@@ -254,6 +261,16 @@ class PolicyConfig:
         "none",
     ] = None
     release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
+    refill: Annotated[
+        bool,
+        "ask Slurm for another node (a one-node job like this one, which ends with it) for each that was "
+        "given back or lost; off, since it takes and charges nodes beyond those that were asked for at first",
+    ] = False
+    elastic: Annotated[
+        bool,
+        "the same as soon as a node should be left and no standby is free for it, so that none need be held "
+        "in reserve; training goes on meanwhile",
+    ] = False
 
     def __post_init__(self) -> None:
         for key in fields(self):

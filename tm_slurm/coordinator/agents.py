@@ -17,6 +17,7 @@ from tm_slurm.coordinator.election import Leadership
 from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.probing import nobody_listens
+from tm_slurm.coordinator.refilling import Brought
 
 log = logging.getLogger("tm_slurm.leader")
 
@@ -35,7 +36,8 @@ Message = dict[str, Any]
 class Agents:
     """`feed` takes an input of the decisions, and says whether this leader still leads. `aside` takes what
     the decisions need not know, and says whether the message was of that sort. `node_of` says where a rank
-    is, `listens_at` at which address an agent takes connections as long as it lives."""
+    is, `listens_at` at which address an agent takes connections as long as it lives, `why_not` why an agent
+    is none of this job, if so."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Agents:
         aside: Callable[[str, Message], bool],
         node_of: Callable[[int], str | None],
         listens_at: Callable[[str], tuple[str, int] | None],
+        why_not: Callable[[str, Brought], str],
     ) -> None:
         self._leadership = leadership
         self._presence = presence
@@ -55,6 +58,7 @@ class Agents:
         self._aside = aside
         self._node_of = node_of
         self._listens_at = listens_at
+        self._why_not = why_not
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._says_farewell = False
         self._channels: dict[str, Channel] = {}
@@ -64,10 +68,14 @@ class Agents:
     def __contains__(self, node: str) -> bool:
         return node in self._channels
 
-    async def serve(self, channel: Channel, node: str) -> None:
+    async def serve(self, channel: Channel, node: str, brought: Brought) -> None:
         """Listen to one agent until its connection ends."""
         if not self._leadership.holds():
             channel.abort()
+            return
+        why = self._why_not(node, brought)
+        if why:  # before it is taken for the agent of this node
+            await self._turn_away(channel, node, why)
             return
         before = self._channels.get(node)
         if before is not None:
@@ -78,7 +86,7 @@ class Agents:
         self.obeyed(node, channel.identity.get("place"))
         for frame in self._orders.waiting(node):
             self._send(node, frame)
-        self._feed({"kind": "node_joined", "node": node})
+        self._feed({"kind": "node_joined", "node": node, **brought})
         with contextlib.suppress(ChannelClosed):
             while True:
                 self._take(node, await channel.receive())
@@ -92,6 +100,15 @@ class Agents:
                 self._feed({"kind": "agent_away", "node": node})
                 if not self._says_farewell:
                     self._probes[node] = asyncio.create_task(self._probe(node))
+
+    async def _turn_away(self, channel: Channel, node: str, why: str) -> None:
+        log.warning("turned an agent away node=%s reason=%s", node, why)
+        message = {"kind": "exit", "reason": why}
+        with contextlib.suppress(ChannelClosed):
+            channel.send({"slot": None, "message": message, "place": None, "term": self._leadership.term})
+            await channel.drain(PROBE_S)
+            await asyncio.wait_for(channel.receive(), PROBE_S)  # it leaves by itself
+        await channel.close()
 
     async def _probe(self, node: str) -> None:
         """Ask the node whether its agent, which has closed the connection, is still there: one that is not

@@ -32,6 +32,10 @@ def comment_of(state: JobState) -> str:
                 f"{node.name} has no ranks any more but stays DRAINING: {node.kept_because}; "
                 "it is given back when the job ends, or at once with: scontrol requeue JOBID"
             )
+    asked = [ask for ask in state.asks.values() if ask.is_coming]
+    if asked and not state.finishing:
+        jobs = ",".join(str(ask.job_id) for ask in asked if ask.job_id is not None)
+        parts.append(f"waiting for {len(asked)} more node(s)" + (f" (job {jobs})" if jobs else ""))
     if state.absent and not state.finishing:
         ranks = ",".join(map(str, sorted(state.absent)))
         parts.append(f"no node is left for ranks {ranks}: others do their shares until one comes")

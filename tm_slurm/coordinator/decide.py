@@ -15,9 +15,9 @@ from tm_slurm.coordinator import windows
 from tm_slurm.coordinator.actions import Action, Comment, Release
 from tm_slurm.coordinator.comment import comment_of
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.membership import Membership
 from tm_slurm.coordinator.model import Node, Notice, Recovery
 from tm_slurm.coordinator.recovery import ACCUSED_GRACE_S
+from tm_slurm.coordinator.refilling import Refilling
 
 AGENT_INPUTS = frozenset(
     {
@@ -75,7 +75,7 @@ class UnknownInput(ValueError):
     """An input of a kind that this version does not know."""
 
 
-class Decisions(Membership):
+class Decisions(Refilling):
     """Holds the state and turns each input into actions. `leader_node` is where this leader itself runs."""
 
     _commented = ""
@@ -90,6 +90,7 @@ class Decisions(Membership):
         if not self.state.ended and not self._is_of_the_past(given):
             handler(given)
             self._plan_moves()
+            self._plan_refill()
             self._keep_comment()
         return self.actions
 
@@ -113,6 +114,8 @@ class Decisions(Membership):
             return [{"kind": "finish_expired"}]
         if state.stopping and not state.finishing and now - state.stopping_since > plan.stop_timeout_s:
             return [{"kind": "stop_expired"}]
+        if self._is_to_ask_again(now):
+            return [{"kind": "ask_again"}]
         if recovery is not None:
             return self._recovery_due(recovery, now)
         if state.accusations and now - state.accusations[0].at > ACCUSED_GRACE_S:
@@ -178,15 +181,21 @@ class Decisions(Membership):
         }
         self._note(f"event_{event['kind']}", **fields)
         if event["kind"] == "resume":
+            self._can_be_asked_for(node)
             if node.notice is None or not node.notice.window:  # else it speaks of something that was before
                 self._resumed_by_admin(node)
         elif event["kind"] == "request" or event["kind"] in LEAVE_KINDS:
             self._noticed(node, event)
 
     def _on_time_limit(self, given: Input) -> None:
-        """Slurm has warned a node's agent (sbatch --signal)."""
+        """Slurm has warned a node's agent (sbatch --signal): of the end of the job, or of the standby job
+        that brought this one node."""
         self._note("event_time_limit", node=given["node"], source="agent", reason=given["reason"])
-        self._stop_soon(given)
+        node = self.state.nodes[given["node"]]
+        if node.job_id is None:
+            self._stop_soon(given)
+        else:
+            self._noticed(node, {**given, "id": f"time_limit/{node.name}/{node.job_id}", "source": "agent"})
 
     def _stop_soon(self, event: Input) -> None:
         """The job's time is over: a checkpoint at the next step boundary, then back into the queue."""

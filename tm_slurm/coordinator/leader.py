@@ -18,6 +18,8 @@ from tm_slurm.control import ChannelClosed, HandshakeRefused, accept
 from tm_slurm.coordinator import batch_script
 from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Tell
 from tm_slurm.coordinator.agents import MALFORMED, Agents
+from tm_slurm.coordinator.allocation import Allocation
+from tm_slurm.coordinator.allocation import end as end_allocation
 from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.decide import Decisions
@@ -27,10 +29,12 @@ from tm_slurm.coordinator.metrics_door import MetricsDoor
 from tm_slurm.coordinator.model import JobState, Plan
 from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
+from tm_slurm.coordinator.refilling import brought_by, why_not_admitted
 from tm_slurm.coordinator.requests import Requests
 from tm_slurm.coordinator.shrinking import reports_of_all
 from tm_slurm.coordinator.signed_events import SignedDoor
 from tm_slurm.coordinator.slurm_side import SlurmSide
+from tm_slurm.coordinator.standby_jobs import Training
 from tm_slurm.coordinator.status import status_of
 from tm_slurm.coordinator.wards import Wards, wards_of
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
@@ -104,9 +108,13 @@ class Leader:
         self._started_at = elapsed_s()
         self._presence = Presence(node, limits.reconnect_s, elapsed_s(), sure=sure)
         self._journal = Journal(
-            self.job_dir, leadership.attempt, leadership.term, {"batch_host": plan.batch_host}
+            self.job_dir,
+            leadership.attempt,
+            leadership.term,
+            {"batch_host": plan.batch_host, "order": plan.order},
         )
-        plan = replace(plan, batch_host=self._journal.about["batch_host"])
+        about = self._journal.about
+        plan = replace(plan, batch_host=about["batch_host"], order=about.get("order", plan.order))
         self._record = Record(self.job_dir, plan.world_size)
         self._decisions = Decisions(JobState.initial(plan), node)
         self._orders = Orders()
@@ -117,7 +125,7 @@ class Leader:
         if slurm is not None and job_id is not None:
             self._slurm_side = SlurmSide(
                 slurm=slurm,
-                job_id=job_id,
+                training=Training.of(self.job_dir, job_id, leadership.attempt),
                 leader_node=node,
                 state=self.state,
                 feed=self._feed,
@@ -135,6 +143,7 @@ class Leader:
             aside=self._took_aside,
             node_of=self._node_of,
             listens_at=self._listens_at,
+            why_not=lambda node, brought: why_not_admitted(self.state, node, **brought),
         )
         self._refused = 0
         self._metrics = MetricsDoor(
@@ -149,6 +158,7 @@ class Leader:
                 nodes=self.state.nodes,
                 episodes=Episodes() if self._slurm_side is None else self._slurm_side.episodes,
                 handled=self._seen,
+                job_of=lambda node: self.state.nodes[node].job_id,
             ),
             self._feed,
             self._presence,
@@ -228,6 +238,10 @@ class Leader:
         if self.state.verdict is not None:  # the leader before was lost between its verdict and its farewell
             self._ended(End(**self.state.verdict))
 
+    def let_go(self) -> None:
+        """Lead no more, whoever comes next: this agent must end, and the job must not."""
+        self._over("resigned")
+
     def stop(self, reason: str) -> None:
         """End the job now, as failed."""
         self._feed({"kind": "stop", "reason": reason, "exit_code": 1})
@@ -257,7 +271,7 @@ class Leader:
         return True
 
     def _decide(self, given: Message) -> list[Action]:
-        if given["kind"] == "node_lost":
+        if given["kind"] in ("node_lost", "released"):  # what comes of that name later is another agent
             self._orders.drop(given["node"])
         return self._decisions.handle(given)
 
@@ -274,7 +288,7 @@ class Leader:
         if self._outcome.done():
             await channel.close()  # the verdict, or the next leader, is in the job directory
         elif channel.identity.get("role") == "agent":
-            await self._agents.serve(channel, str(channel.identity.get("node")))
+            await self._agents.serve(channel, str(channel.identity.get("node")), brought_by(channel.identity))
         else:
             await self._requests.serve(channel)
 
@@ -369,6 +383,8 @@ class Leader:
             if gone and self._leadership.renew():
                 log.info("ending the job in the place of its batch script host=%s", host)
                 await batch_script.end_in_its_place(self._slurm, self._job_id, end, host)
+        if self._slurm_side is not None:
+            await self._slurm_side.standby_jobs.sweep()
         if not self._leadership.renew():
             return False
         verdict: Message = {"state": end.state, "exit_code": end.exit_code, "reason": end.reason}
@@ -379,6 +395,9 @@ class Leader:
         write_atomically(self.job_dir / "verdict.json", json.dumps(verdict))
         message = {"kind": "exit", "reason": "the job has ended", "exit_code": self.exit_code}
         await self._agents.farewell(message, last=self.node, limit_s=FAREWELL_S)
+        allocation = Allocation.read(self.job_dir)
+        if self._slurm is not None and allocation is not None:
+            await end_allocation(self._slurm, allocation)
         return True
 
     # ---- time ----

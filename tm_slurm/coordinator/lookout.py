@@ -53,23 +53,27 @@ class Lookout:
             await self.look()
 
     async def look(self) -> None:
-        """Ask, and tell what is new."""
+        """Ask, and tell what is new. An allocation whose nodes were all given back has no time limit any
+        more: those of the standby jobs' nodes count."""
         try:
-            job = await asyncio.to_thread(self._slurm.job, self._job_id)
+            job: JobInfo | None = None
+            if self._state.has_own_nodes():
+                job = await asyncio.to_thread(self._slurm.job, self._job_id)
             reservations = await asyncio.to_thread(self._slurm.reservations)
             cpus = await asyncio.to_thread(self._cpus_of, reservations)
         except (SlurmUnavailable, SlurmRefused) as error:
             log.warning("the look ahead failed, nothing is concluded from it reason=%s", error)
             return
         now = time.time()
-        self.at_home = frozenset(node for name in job.reservations for node in _nodes_of(reservations, name))
+        own = () if job is None else job.reservations
+        self.at_home = frozenset(node for name in own for node in _nodes_of(reservations, name))
         windows = windows_of(
             reservations.values(),
             nodes=list(self._state.nodes),
-            own=job.reservations,
+            own=own,
             cpus=cpus,
             now=now,
-            ends=job.end_time,
+            ends=None if job is None else job.end_time,
         )
         self._tell(job, windows, now)
 
@@ -84,7 +88,18 @@ class Lookout:
         }
         return {name: info.cpus for name, info in self._slurm.nodes(sorted(asked)).items()}
 
-    def _tell(self, job: JobInfo, windows: list[Window], now: float) -> None:
+    def _tell(self, job: JobInfo | None, windows: list[Window], now: float) -> None:
+        if job is not None:
+            self._tell_of_preemption(job, now)
+        outlook: dict[str, Any] = {
+            "windows": [window.to_json() for window in windows],
+            "starts": None if job is None else job.start_time,
+            "ends": None if job is None else job.end_time,
+        }
+        if outlook != self._state.outlook:
+            self._feed({"kind": "outlook", "wall": now, **outlook})
+
+    def _tell_of_preemption(self, job: JobInfo, now: float) -> None:
         preempted = job.preempt_time is not None and job.preempt_time > (job.start_time or 0.0)
         if preempted and job.preempt_time != self._preempted_at:
             self._preempted_at = job.preempt_time
@@ -98,13 +113,6 @@ class Lookout:
                 deadline=job.end_time,
             )
             self._feed({"kind": "events", "events": [event.to_json()]})
-        outlook: dict[str, Any] = {
-            "windows": [window.to_json() for window in windows],
-            "starts": job.start_time,
-            "ends": job.end_time,
-        }
-        if outlook != self._state.outlook:
-            self._feed({"kind": "outlook", "wall": now, **outlook})
 
 
 def _nodes_of(reservations: dict[str, ReservationInfo], name: str) -> tuple[str, ...]:

@@ -101,6 +101,10 @@ class Node:
     """Incarnations that were declared dead: they may still run, and are nobody any more."""
     vault: list[Any] | None = None
     """[host, port] where its agent keeps snapshots of other nodes' ranks"""
+    job_id: int | None = None
+    """the standby job that it came with; None: it is one of the training job's own"""
+    shunned: bool = False
+    """It was lost, and Slurm may not know: not to be asked for, until the administrator resumes it."""
 
     def well(self) -> bool:
         """Whether rank processes can be relied on to run here."""
@@ -193,6 +197,26 @@ class Statement:
     """absent ranks whose share it does"""
     snapshots: list[int] = field(default_factory=list)
     """steps of the snapshots of itself that it keeps"""
+
+
+@dataclass
+class Ask:
+    """One further node that Slurm is asked for, by a standby job. It is there until that job is over."""
+
+    number: int
+    at: float
+    exclude: tuple[str, ...]
+    minutes: int | None
+    """what the standby job's time is limited to, if the training job's own is"""
+    job_id: int | None = None
+    node: str | None = None
+    """the node that has joined by it"""
+    unwanted: bool = False
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether a node may still join by it."""
+        return self.node is None and not self.unwanted
 
 
 @dataclass
@@ -296,6 +320,8 @@ class Plan:
     stop_lead_s: float = 120.0
     finish_timeout_s: float = 600.0
     stop_timeout_s: float = 100.0
+    refill: bool = False
+    elastic: bool = False
 
     def transfer_timeout_s(self, nbytes: int) -> float:
         """How long it may take until `nbytes` of state are at another process, and links with them."""
@@ -304,6 +330,11 @@ class Plan:
     @property
     def world_size(self) -> int:
         return self.active_nodes * self.ranks_per_node
+
+    @property
+    def asks(self) -> bool:
+        """Whether Slurm is asked for further nodes at all."""
+        return self.refill or self.elastic
 
     def first_standbys(self) -> list[str]:
         """The nodes that start as standbys: the batch host first, because Slurm cannot take it out of the
@@ -398,6 +429,16 @@ class JobState:
     """seconds that the longest preparation of a move has taken so far"""
     checkpoint_s: float = 0.0
     """seconds that the longest writing of a rank's part of a checkpoint has taken so far"""
+    asks: dict[int, Ask] = field(default_factory=dict)
+    """number → what Slurm is asked for, or has given, beyond the training job"""
+    asked: int = 0
+    """how often it was asked"""
+    ask_failures: int = 0
+    """how many of the last ones brought no node"""
+    ask_again_at: float = 0.0
+    """not before, unless what is excluded has changed since"""
+    asked_in_vain: tuple[str, ...] = ()
+    """what the last one that brought no node excluded"""
 
     @classmethod
     def initial(cls, plan: Plan) -> JobState:
@@ -414,6 +455,10 @@ class JobState:
             for slot in range(plan.ranks_per_node)
         }
         return cls(plan, nodes, seats)
+
+    def has_own_nodes(self) -> bool:
+        """Whether any node of the training job itself is still in it."""
+        return any(n.job_id is None and n.standing != "released" for n in self.nodes.values())
 
     def process(self, rank: int) -> Process | None:
         """The process that sits on `rank` now."""

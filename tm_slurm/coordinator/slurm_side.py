@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tm_slurm.coordinator.allocation import give_all_back, watch_controller
 from tm_slurm.coordinator.lookout import Lookout
 from tm_slurm.coordinator.model import JobState
+from tm_slurm.coordinator.standby_jobs import StandbyJobs, Training
 from tm_slurm.events import Episodes, Event, NodeWatch
 from tm_slurm.slurm import NodeState, ResizeBlocked, Slurm, SlurmRefused, SlurmUnavailable
 
@@ -25,6 +27,9 @@ AWAIT_DRAINED_INTERVAL_S = 0.2
 
 AWAIT_DRAINED_LIMIT_S = 60.0
 """So long polls are that close; later only as close as ever."""
+
+CONTROLLER_INTERVAL_S = 1.0
+"""Between looks at whether somebody has cancelled the controller's job."""
 
 ASK_AGAIN_S = 1.0
 """Between attempts to give a node back while Slurm does not answer."""
@@ -42,7 +47,7 @@ class SlurmSide:
         self,
         *,
         slurm: Slurm,
-        job_id: int,
+        training: Training,
         leader_node: str,
         state: JobState,
         feed: Callable[[dict[str, Any]], object],
@@ -51,7 +56,8 @@ class SlurmSide:
         poll_interval_s: float,
     ) -> None:
         self._slurm = slurm
-        self._job_id = job_id
+        self._training = training
+        self._job_id = job_id = training.job_id
         self._leader_node = leader_node
         self._state = state
         self._feed = feed
@@ -65,6 +71,15 @@ class SlurmSide:
         self._lookout = Lookout(
             slurm=slurm, job_id=job_id, state=state, feed=feed, poll_interval_s=poll_interval_s
         )
+        self.standby_jobs = StandbyJobs(
+            slurm=slurm,
+            training=training,
+            leader_node=leader_node,
+            state=state,
+            feed=feed,
+            leads=leads,
+            poll_interval_s=poll_interval_s,
+        )
         self._to_release: asyncio.Queue[str] = asyncio.Queue()
         self._comment: str | None = None
         self._awaited_since: dict[str, float] = {}
@@ -73,7 +88,13 @@ class SlurmSide:
     def start(self) -> list[asyncio.Task[None]]:
         """The tasks that do it all, until they are cancelled."""
         works = (self._poll_for_ever(), self._look_ahead_for_ever(), self._comment_for_ever())
-        return [asyncio.create_task(work) for work in (*works, self._release_for_ever())]
+        works_of_change = (self._release_for_ever(), self.standby_jobs.look_for_ever())
+        tasks = [asyncio.create_task(work) for work in (*works, *works_of_change)]
+        if self._training.controller is not None:
+            interval_s = max(self._poll_interval_s, CONTROLLER_INTERVAL_S)
+            watching = watch_controller(self._slurm, self._training.controller, self._feed, interval_s)
+            tasks.append(asyncio.create_task(watching))
+        return tasks
 
     def release(self, node: str) -> None:
         """Give a node back as soon as may be."""
@@ -93,13 +114,22 @@ class SlurmSide:
                 with contextlib.suppress(asyncio.TimeoutError):
                     nodes.add(await asyncio.wait_for(self._to_release.get(), deadline - time.monotonic()))
             try:
-                await self._shrink_without(nodes)
+                await self._give_back(nodes)
             except SlurmRefused as error:
                 for node in sorted(nodes):
                     self._feed({"kind": "release_refused", "node": node, "why": str(error)})
                 continue
             for node in sorted(nodes):
                 self._feed({"kind": "released", "node": node})
+
+    async def _give_back(self, nodes: set[str]) -> None:
+        """Those of the training job by shrinking it, those of standby jobs with them. SlurmRefused."""
+        brought_by = {node: self._state.nodes[node].job_id for node in nodes}
+        own = {node for node, job_id in brought_by.items() if job_id is None}
+        if own:
+            await self._shrink_without(own)
+        ends = [self.standby_jobs.end(job_id) for job_id in brought_by.values() if job_id is not None]
+        await asyncio.gather(*ends)
 
     async def _shrink_without(self, nodes: set[str]) -> None:
         """Asks until Slurm answers. What Slurm has cut out of the job by itself needs no shrinking.
@@ -108,7 +138,9 @@ class SlurmSide:
             try:
                 job = await asyncio.to_thread(self._slurm.job, self._job_id)
                 keep = [name for name in job.nodes if name not in nodes]
-                if len(keep) < len(job.nodes) and self._leads():
+                if not keep and self._training.without_script and self._leads():
+                    await asyncio.to_thread(give_all_back, self._slurm, self._training.job_dir, self._job_id)
+                elif len(keep) < len(job.nodes) and self._leads():
                     await asyncio.to_thread(self._slurm.shrink, self._job_id, keep)
                 return
             except SlurmUnavailable as error:
@@ -125,10 +157,10 @@ class SlurmSide:
         )
 
     async def _poll_for_ever(self) -> None:
-        names = list(self._state.nodes)
         await self._lookout.look()  # first of all, what the job's own reservation is
         self._look_ahead.set()
         while True:
+            names = list(self._state.nodes)
             try:
                 nodes = await asyncio.to_thread(self._slurm.nodes, names)
             except (SlurmUnavailable, SlurmRefused) as error:
@@ -174,8 +206,9 @@ class SlurmSide:
             text = self._comment
             if text is not None and text != said and self._leads():
                 try:
+                    job_id = self._training.controller or self._job_id  # that one is there to the end
                     await asyncio.to_thread(
-                        self._slurm.set_comment, self._job_id, text.replace("JOBID", str(self._job_id))
+                        self._slurm.set_comment, job_id, text.replace("JOBID", str(job_id))
                     )
                     said = text
                 except ResizeBlocked as error:

@@ -26,6 +26,7 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
             "node": node.name,
             "standing": node.standing,
             "batch_host": node.batch_host,
+            "standby_job": node.job_id,
             "ranks": sorted(state.ranks_on(node.name)),
             "warm": bool(node.processes) and all(p.warm_for is not None for p in node.processes.values()),
             "notice": None
@@ -63,6 +64,7 @@ def status_of(state: JobState, record: Record, leader: str, term: int, job_id: i
         "absent": {str(rank): absent.adopter for rank, absent in sorted(state.absent.items())},
         "move": move,
         "recovery": recovery,
+        "asked": [{"ask": ask.number, "job": ask.job_id} for ask in state.asks.values() if ask.is_coming],
         "windows": state.outlook.get("windows", []),
         "stopping": state.stopping,
         "moves_done": state.moves_done,

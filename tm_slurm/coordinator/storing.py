@@ -100,7 +100,7 @@ class Storing(Leaving):
 
     def _keeper_for(self, name: str) -> Node | None:
         """The next node of the job, around the ring, that can keep what a rank on `name` has."""
-        order = self.state.plan.order
+        order = list(self.state.nodes)
         at = order.index(name)
         ring = [self.state.nodes[other] for other in order[at + 1 :] + order[:at]]
         able = [n for n in ring if n.agent_up and n.vault is not None and n.notice is None and not n.dead]

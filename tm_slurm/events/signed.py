@@ -12,7 +12,7 @@ import hmac
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -94,7 +94,8 @@ class SignedEvents:
     `duplicate`, or refused, by reason.
 
     `episodes` is shared with the poll of node states, `nodes` holds the names of the job's nodes, `handled`
-    the events that earlier leaders have handled. Pure: every method is told the time, Unix seconds."""
+    the events that earlier leaders have handled, `job_of` the standby job of a node that came with one. Pure:
+    every method is told the time, Unix seconds."""
 
     def __init__(
         self,
@@ -105,9 +106,11 @@ class SignedEvents:
         nodes: Container[str],
         episodes: Episodes,
         handled: list[Event],
+        job_of: Callable[[str], int | None] = lambda node: None,
     ) -> None:
         self._secret = secret
         self._job_id = job_id
+        self._job_of = job_of
         self._term = term
         self._nodes = nodes
         self._episodes = episodes
@@ -132,7 +135,7 @@ class SignedEvents:
 
     def _take(self, frame: Message, now: float) -> Event | None:
         payload = _Payload.read(self._proved(frame))
-        if payload.job != (self._job_id or 0) or payload.node not in self._nodes:
+        if payload.node not in self._nodes or payload.job != self._expected_job(payload.node):
             raise EventRefused("foreign", f"job {payload.job} node {payload.node} is not of this job")
         if payload.term != self._term:
             raise EventRefused("stale", f"meant for term {payload.term}, this is {self._term}")
@@ -146,6 +149,10 @@ class SignedEvents:
             raise EventRefused("malformed", f"expected a kind that is signed, found {payload.kind!r:.80}")
         self._use(payload.nonce, now)
         return self._distinct(payload, now)
+
+    def _expected_job(self, node: str) -> int:
+        brought_by = self._job_of(node)
+        return brought_by if brought_by is not None else self._job_id or 0
 
     def _proved(self, frame: Message) -> str:
         """The payload's text, once its mac has been found right."""
@@ -181,7 +188,8 @@ class SignedEvents:
                 self._unhealthy_at[payload.node] = now
             identity = self._episodes.begin(kind, payload.node, payload.at)
         else:
-            identity = f"{kind}/{payload.node}/{payload.restart}/{payload.fact}"
+            start = payload.restart if self._job_of(payload.node) is None else f"{payload.job}"
+            identity = f"{kind}/{payload.node}/{start}/{payload.fact}"
         told = {"id": identity, "kind": kind, "node": payload.node, "source": payload.source}
         try:
             event = Event.from_json({**told, "reason": payload.reason, "at": payload.at})

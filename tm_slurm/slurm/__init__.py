@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Literal
 
 from tm_slurm.slurm.address import AddressUnknown, reachable_address
-from tm_slurm.slurm.command_line import CommandLine
+from tm_slurm.slurm.command_line import CommandLine, is_no_answer
 from tm_slurm.slurm.hostlist import HostlistError, expand
 from tm_slurm.slurm.interface import (
     JobInfo,
     NodeInfo,
     PartitionInfo,
+    QueuedJob,
     ReservationInfo,
     ResizeBlocked,
     Slurm,
@@ -34,6 +35,7 @@ __all__ = [
     "NodeState",
     "PartitionInfo",
     "PySlurm",
+    "QueuedJob",
     "ReservationInfo",
     "ResizeBlocked",
     "Slurm",
@@ -41,6 +43,7 @@ __all__ = [
     "SlurmUnavailable",
     "connect",
     "expand",
+    "is_no_answer",
     "reachable_address",
 ]
 

@@ -1,4 +1,4 @@
-"""Slurm by its own commands: scontrol and scancel, whose output has not changed from 22.05 to 26.05."""
+"""Slurm by its own commands (scontrol, squeue, scancel), whose output has not changed from 22.05 to 26.05."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tm_slurm.slurm.interface import (
     JobInfo,
     NodeInfo,
     PartitionInfo,
+    QueuedJob,
     ReservationInfo,
     ResizeBlocked,
     SlurmRefused,
@@ -98,6 +99,22 @@ class CommandLine:
                 f"scontrol show job {job_id}: expected a record of the job, found {answer[:120]!r}"
             )
         return jobs[0]
+
+    def queued(self, name_prefix: str) -> list[QueuedJob]:
+        """Return this user's jobs whose name begins so and that are not over yet."""
+        answer = self._run(["squeue", "--me", "--all", "--noheader", "--format=%i|%T|%N|%j"])
+        found = []
+        for line in answer.splitlines():
+            job_id, state, nodes, name = [*line.split("|", 3), "", "", ""][:4]
+            if not name.startswith(name_prefix) or not job_id.isdigit():
+                continue  # an element of an array has another id, and is none of ours
+            try:
+                found.append(
+                    QueuedJob(job_id=int(job_id), name=name, state=state, nodes=tuple(expand(nodes)))
+                )
+            except HostlistError as error:
+                raise SlurmUnavailable(f"squeue: job {job_id}: {error}") from error
+        return found
 
     def partitions(self) -> dict[str, PartitionInfo]:
         """Return the partitions that this user can see."""

@@ -102,6 +102,16 @@ class JobInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """A job in the queue, one that runs included, in few words. `nodes` is empty until it has some."""
+
+    job_id: int
+    name: str
+    state: str
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartitionInfo:
     """One partition: what a submission is checked against."""
 
@@ -139,6 +149,10 @@ class Slurm(Protocol):
 
     def job(self, job_id: int) -> JobInfo:
         """Return what Slurm says of a job, also for some minutes after its end."""
+        ...
+
+    def queued(self, name_prefix: str) -> list[QueuedJob]:
+        """Return this user's jobs whose name begins so and that are not over yet."""
         ...
 
     def partitions(self) -> dict[str, PartitionInfo]:

@@ -50,6 +50,12 @@ def job_directory(config: Config, job_id: int) -> Path:
     return Path(config.job.directory.replace(_JOB_ID, str(job_id)))
 
 
+def named_for(config: Config, name: str) -> Config:
+    """Return the resolved `config` with a directory for a job that has no id yet, nor ever another's id."""
+    directory = config.job.directory.replace(_JOB_ID, name)
+    return replace(config, job=replace(config.job, directory=directory))
+
+
 def shared_root(config: Config) -> Path:
     """Return the lowest folder that does not depend on the job's id; `config` is a resolved one."""
     path = Path(config.job.directory)
@@ -63,15 +69,16 @@ def new_submission() -> str:
     return secrets.token_hex(8)
 
 
-def prepare_job_dir(config: Config, job_id: int, submission: str | None = None) -> Path:
+def prepare_job_dir(config: Config, job_id: int | None, submission: str | None = None) -> Path:
     """Make the directory of job `job_id` (mode 0700) with its secret and its copy of the configuration.
 
     `config` is a resolved one. Safe to call from many processes and nodes at once: the directory appears
     whole, and everybody finds the same. What belongs to `submission` is kept, so a requeued job finds what
     it wrote; what another job with the same id left (ids begin anew on a new cluster) is renamed to
-    DIRECTORY.old-SUBMISSION. Without a `submission` whatever is there is kept. Raises JobDirError.
+    DIRECTORY.old-SUBMISSION. Without a `submission` whatever is there is kept. Without a `job_id`, `config`
+    is one of `named_for`. Raises JobDirError.
     """
-    path = job_directory(config, job_id)
+    path = Path(config.job.directory) if job_id is None else job_directory(config, job_id)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
@@ -89,7 +96,8 @@ def prepare_job_dir(config: Config, job_id: int, submission: str | None = None) 
             f"job directory {path}: {error.strerror} ({error.filename}); set job.directory to a place that "
             f"you can write and all nodes share"
         ) from error
-    register(job_id, path)
+    if job_id is not None:
+        register(job_id, path)
     return path
 
 

@@ -2,7 +2,8 @@
 
 Makes the job directory and prints shell lines: where it is, how srun is to be called, what has to be unset
 before (see tm_slurm.slurm.environment), and what watches over the end (tm_slurm.submit.step_watch). With
---submitted the directory and the configuration come from the submitting command.
+--submitted the directory and the configuration come from the submitting command, with --joining they are
+another job's.
 """
 
 from __future__ import annotations
@@ -116,6 +117,16 @@ def start_submitted(pattern: str, submission: str, inherited: Mapping[str, str])
     return [*_unset_line(unset), *_place_lines(job_dir), watch]
 
 
+def start_joining(job_dir: Path, inherited: Mapping[str, str]) -> list[str]:
+    """Prepare the run of a standby job for the training job of `job_dir`; return the shell lines."""
+    if not (job_dir / "config.yaml").is_file():
+        raise AllocationError(f"{job_dir}: there is no job here any more")
+    return [
+        *_unset_line(environment.dropped(inherited, environment.for_step(inherited))),
+        *_place_lines(job_dir),
+    ]
+
+
 def _restarts(job_id: int, inherited: Mapping[str, str]) -> int:
     """Return how often Slurm has restarted this job; asks Slurm, as the variable may stem from an outer
     job.
@@ -154,9 +165,14 @@ def main(arguments: list[str]) -> int:
         metavar=("DIRECTORY", "SUBMISSION"),
         help="the job directory, %%j for the job's id, and the name of the submission",
     )
+    parser.add_argument(
+        "--joining", type=Path, metavar="JOB_DIRECTORY", help="this is a standby job for the job there"
+    )
     given = parser.parse_args(arguments)
     try:
-        if given.submitted is not None:
+        if given.joining is not None:
+            lines = start_joining(given.joining, os.environ)
+        elif given.submitted is not None:
             directory, submission = given.submitted
             lines = start_submitted(directory, submission, os.environ)
         elif given.config is not None:

@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from tm_slurm.config import Config, dump, loads, minutes_of
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
+from tm_slurm.submit.controller import ControllerTask
 from tm_slurm.submit.job_dir import JobDirError, new_submission, prepare_job_dir, shared_root
 from tm_slurm.submit.refusals import key_of
 from tm_slurm.submit.resources import cpus_per_node, gpus_per_node, memory_of, step_options
@@ -96,10 +97,14 @@ class AgentExecutor(submitit.SlurmExecutor):
 
     def __init__(self, config: Config, submission: str) -> None:
         """`config` is a resolved configuration, `submission` a name of this one submission."""
+        python = interpreter(config)
+        self._set_up(config, submission_folder(config), _parameters(config, python, submission))
+
+    def _set_up(self, config: Config, folder: Path, parameters: dict[str, Any]) -> None:
         self.config = config
-        python = shlex.quote(config.job.python or sys.executable)
-        super().__init__(submission_folder(config), max_num_timeout=config.job.max_requeues, python=python)
-        self.update_parameters(**_parameters(config, python, submission))
+        python = interpreter(config)
+        super().__init__(folder, max_num_timeout=config.job.max_requeues, python=python)
+        self.update_parameters(**parameters)
 
     @classmethod
     def name(cls) -> str:
@@ -126,6 +131,26 @@ class AgentExecutor(submitit.SlurmExecutor):
         return ["timeout", str(SUBMIT_TIMEOUT_S), "env", *drop, "sbatch", str(submission_file_path)]
 
 
+class ControllerExecutor(AgentExecutor):
+    """submitit's Slurm executor for the controller of launch mode `allocation`: one CPU, anywhere."""
+
+    def __init__(self, config: Config) -> None:
+        """`config` is a resolved configuration."""
+        self._set_up(config, submission_folder(config), _controller_parameters(config))
+
+
+def executor(config: Config, submission: str) -> AgentExecutor:
+    """Return what submits the resolved `config` in its launch mode."""
+    if config.job.launch == "allocation":
+        return ControllerExecutor(config)
+    return AgentExecutor(config, submission)
+
+
+def interpreter(config: Config) -> str:
+    """Return the Python of the resolved `config`, as a word of the shell."""
+    return shlex.quote(config.job.python or sys.executable)
+
+
 def submission_folder(config: Config) -> Path:
     """Return where submitit keeps its files: a folder that is there before the job, private to the user."""
     return shared_root(config) / f".submitit-{getpass.getuser()}"
@@ -133,7 +158,7 @@ def submission_folder(config: Config) -> Path:
 
 def script_text(config: Config, submission: str | None = None) -> str:
     """Return the batch script that `submit` would submit for the resolved `config`; nothing is written."""
-    return AgentExecutor(config, submission or new_submission()).script()
+    return executor(config, submission or new_submission()).script()
 
 
 def submit(config: Config) -> Submitted:
@@ -149,9 +174,10 @@ def submit(config: Config) -> Submitted:
         _sweep(folder)
         # submitit prints sbatch's words before it raises them.
         with contextlib.redirect_stderr(io.StringIO()):
-            job = AgentExecutor(config, submission).submit(AgentTask(dump(config), submission))
+            task = ControllerTask if config.job.launch == "allocation" else AgentTask
+            job = executor(config, submission).submit(task(dump(config), submission))
     except (FailedJobError, FailedSubmissionError) as error:
-        words = _sbatch_words(error)
+        words = words_of(error)
         key = key_of(words)
         if key is not None:
             raise SubmissionRefused(f"{key}: {words}") from error
@@ -173,30 +199,10 @@ def submit(config: Config) -> Submitted:
 def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
     job = config.job
     directory = shlex.quote(job.directory)
-    minutes = minutes_of(job.time_limit)
-    further: dict[str, Any] = {"no-kill": True, "requeue": True}
-    if job.time_limit is not None and minutes is None:
-        further["time"] = "UNLIMITED"
-    if job.reservation is not None:
-        further["reservation"] = job.reservation
-    further.update((name, value) for name, value in job.sbatch.items() if value is not False)
     return {
-        "job_name": job.name,
-        "partition": job.partition,
-        "account": job.account,
-        "qos": job.qos,
-        "constraint": job.constraint,
-        "exclude": job.exclude,
-        "time": minutes or _WITHOUT_LIMIT_MINUTES,
-        "mem": memory_of(config),
+        **node_parameters(config),
         "nodes": job.all_nodes,
-        "ntasks_per_node": 1,
-        "cpus_per_task": cpus_per_node(config),
-        "gpus_per_node": gpus_per_node(config) or None,
-        "signal_delay_s": job.signal_delay_s,
-        "stderr_to_stdout": True,
-        "wckey": None,
-        "additional_parameters": further,
+        "additional_parameters": {"no-kill": True, "requeue": True, **further_options(config)},
         "setup": [
             *job.setup,
             f"tm_slurm_start=$({python} -m tm_slurm.submit.prepare --submitted {directory} {submission}) "
@@ -206,6 +212,57 @@ def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
         "srun_args": step_options(config),
         # A requeue ends the batch script: the verdict has a word to say to Slurm before it goes.
         "teardown": ["trap '' TERM", f'{python} -m tm_slurm.submit.verdict "$job_dir"'],
+    }
+
+
+def _controller_parameters(config: Config) -> dict[str, Any]:
+    """In the partition, account and quality of service of the nodes, but no more of them than one CPU."""
+    return {
+        **node_parameters(config),
+        "constraint": None,
+        "mem": None,
+        "nodes": 1,
+        "cpus_per_task": 1,
+        "gpus_per_node": None,
+        "additional_parameters": {"requeue": True, **further_options(replace_sbatch(config))},
+        "srun_args": ["--export=ALL", "--mpi=none", "--overlap"],
+    }
+
+
+def replace_sbatch(config: Config) -> Config:
+    """Return `config` without sbatch options of its own: they are for the nodes."""
+    return replace(config, job=replace(config.job, sbatch={}))
+
+
+def further_options(config: Config) -> dict[str, Any]:
+    """Return sbatch options that submitit has no parameter for: long names without the dashes."""
+    job = config.job
+    further: dict[str, Any] = {}
+    if job.time_limit is not None and minutes_of(job.time_limit) is None:
+        further["time"] = "UNLIMITED"
+    if job.reservation is not None:
+        further["reservation"] = job.reservation
+    return further | {name: value for name, value in job.sbatch.items() if value is not False}
+
+
+def node_parameters(config: Config) -> dict[str, Any]:
+    """Return submitit's parameters for what every node of the resolved `config` is to be."""
+    job = config.job
+    return {
+        "job_name": job.name,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "constraint": job.constraint,
+        "exclude": job.exclude,
+        "time": minutes_of(job.time_limit) or _WITHOUT_LIMIT_MINUTES,
+        "mem": memory_of(config),
+        "ntasks_per_node": 1,
+        "cpus_per_task": cpus_per_node(config),
+        "gpus_per_node": gpus_per_node(config) or None,
+        "signal_delay_s": job.signal_delay_s,
+        "stderr_to_stdout": True,
+        "wckey": None,
     }
 
 
@@ -229,7 +286,7 @@ def _sweep(folder: Path) -> None:
                     path.unlink()
 
 
-def _sbatch_words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """Return in one line why the submission failed, in sbatch's words where there are any."""
     cause = error.__cause__
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == _TIMED_OUT:

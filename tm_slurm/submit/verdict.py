@@ -106,12 +106,16 @@ def end_by_verdict(job_dir: Path) -> int:
     except NoVerdict as missing:
         print(f"tm_slurm: {missing}", file=sys.stderr)
         return _NO_VERDICT_CODE
-    print(f"tm_slurm: {verdict.state}: {verdict.reason} exit_code={verdict.exit_code}")
-    if verdict.traceback:
-        print(verdict.traceback)
+    print("\n".join(said_of(verdict)))
     if verdict.state == "requeue":
         return _requeue(verdict)
     return verdict.exit_code
+
+
+def said_of(verdict: Verdict) -> list[str]:
+    """Return what the job's output ends with."""
+    line = f"tm_slurm: {verdict.state}: {verdict.reason} exit_code={verdict.exit_code}"
+    return [line, *([verdict.traceback] if verdict.traceback else [])]
 
 
 def _requeue(verdict: Verdict) -> int:
