@@ -493,6 +493,7 @@ def test_survivors_that_cannot_go_back_to_a_checkpoint_name_it(older: tuple[int,
     world.start()
     checkpoint(world, step=5, older=older)
     world.dies("n3")
+    in_place = len(world.told("resolve"))
     for epoch in (1, 2):
         world.not_begun = set(range(4))
         for rank, node in world.seats().items():
@@ -503,6 +504,8 @@ def test_survivors_that_cannot_go_back_to_a_checkpoint_name_it(older: tuple[int,
     assert [fields["step"] for fields in world.notes("resolve")] == [5, 5, *older]
     assert bool(world.ends()) == (not older)
     assert not older or world.notes("resolve")[-1]["source"] == "checkpoint"
+    # Who has not begun has nothing that could go back in place: all build again, or it would do so alone.
+    assert all(tell.message["back_to"].get("again") for tell in world.told("resolve")[in_place:])
 
 
 def process_on(world: World, node: str) -> dict[str, int]:
