@@ -83,10 +83,8 @@ class Resolving(Shrinking):
         state = self.state
         snapshot, checkpoint = state.snapshot, state.checkpoint
         base = checkpoint.step if checkpoint is not None else 0
-        # Then next to nothing is lost by beginning again, or some rank has no state that could go back in place.
-        again = (
-            target <= base + 1 or not self._knows_replicas() or any(not s.begun for s in survivors.values())
-        )
+        unbuilt = any(not said.begun for said in survivors.values())  # no state that could go back in place
+        again = unbuilt or target <= base + 1 or not self._knows_replicas()  # or next to nothing is lost by it
         lost_all = checkpoint is None and state.checkpoints_given_up  # then it would be all that is lost
         if survivors and again and not lost_all:
             source = "checkpoint" if checkpoint is not None else "anew"
