@@ -84,7 +84,7 @@ class Resolving(Shrinking):
         snapshot, checkpoint = state.snapshot, state.checkpoint
         base = checkpoint.step if checkpoint is not None else 0
         unbuilt = any(not said.begun for said in survivors.values())  # no state that could go back in place
-        again = unbuilt or target <= base + 1 or not self._knows_replicas()  # or next to nothing is lost by it
+        again = unbuilt or target <= base + 1 or not self._knows_replicas()  # or little is lost
         lost_all = checkpoint is None and state.checkpoints_given_up  # then it would be all that is lost
         if survivors and again and not lost_all:
             source = "checkpoint" if checkpoint is not None else "anew"
