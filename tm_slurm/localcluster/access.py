@@ -171,9 +171,17 @@ class ClusterAccess:
         self._update_node(node, "down", reason)
 
     def resume(self, node: str) -> None:
-        """Makes a drained or DOWN node available again; fine if it is."""
-        if node_state.flags_of(self.node_state(node)) & (node_state.AWAY - {"NOT_RESPONDING"}):
+        """Makes a drained or DOWN node available again; fine if it is, or has become so by itself meanwhile."""
+        if not self._is_away(node):
+            return
+        try:
             self._update_node(node, "resume", None)
+        except LocalClusterError:
+            if self._is_away(node):
+                raise
+
+    def _is_away(self, node: str) -> bool:
+        return bool(node_state.flags_of(self.node_state(node)) & (node_state.AWAY - {"NOT_RESPONDING"}))
 
     def _record(self) -> Record:
         record = Record.load(self.layout)
