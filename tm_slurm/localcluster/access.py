@@ -171,7 +171,7 @@ class ClusterAccess:
         self._update_node(node, "down", reason)
 
     def resume(self, node: str) -> None:
-        """Makes a drained or DOWN node available again; fine if it is, or has become so by itself meanwhile."""
+        """Makes a drained or DOWN node available again; fine if it is, or becomes so by itself meanwhile."""
         if not self._is_away(node):
             return
         try:
