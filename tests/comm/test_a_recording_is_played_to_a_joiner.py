@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from gang import Member, gang
 from replacement import Training
-from test_frameworks_go_on_with_a_replaced_member import Net, Sharded, TensorParallel
+from test_frameworks_go_on_with_a_replaced_member import Net, Pipeline, Sharded, TensorParallel
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from tm_slurm import comm
@@ -57,27 +57,13 @@ class StaticGraph(Replicated):
         self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3)]
 
 
-class ShapesTold(Training):
+class ShapesTold(Pipeline):
     """1F1B whose stages find out their shapes from each other, in pickles."""
 
     def build(self) -> None:
         widths = [64, *([32] * (self.size - 1)), 8]
         model = nn.Sequential(nn.Linear(widths[self.rank], widths[self.rank + 1]), nn.Tanh())
-        self.stage = PipelineStage(model, self.rank, self.size, torch.device("cpu"))
-        self.schedule = Schedule1F1B(self.stage, n_microbatches=4, loss_fn=nn.MSELoss())
-        self.modules = [model]
-        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3)]
-
-    def step(self, step: int) -> None:
-        inputs, targets = self.data(step, 0)
-        self.optimizers[0].zero_grad()
-        if self.rank == 0:
-            self.schedule.step(inputs)
-        elif self.rank == self.size - 1:
-            self.schedule.step(target=targets)
-        else:
-            self.schedule.step()
-        self.optimizers[0].step()
+        self.train_stage(model, PipelineStage(model, self.rank, self.size, torch.device("cpu")))
 
 
 def named(training: Training) -> dict[str, Any]:

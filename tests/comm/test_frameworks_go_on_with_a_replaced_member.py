@@ -95,7 +95,7 @@ class Pipeline(Training):
         ]
         model = stages[self.rank]
         shapes = [torch.empty(4, width, requires_grad=width == 32) for width in (64, 32, 32, 8)]
-        self.stage = PipelineStage(
+        stage = PipelineStage(
             model,
             self.rank,
             self.size,
@@ -103,6 +103,10 @@ class Pipeline(Training):
             input_args=(shapes[self.rank],),
             output_args=(shapes[self.rank + 1],),
         )
+        self.train_stage(model, stage)
+
+    def train_stage(self, model: nn.Module, stage: PipelineStage) -> None:
+        self.stage = stage
         self.schedule = Schedule1F1B(self.stage, n_microbatches=4, loss_fn=nn.MSELoss())
         self.modules = [model]
         self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3)]

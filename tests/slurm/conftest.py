@@ -52,6 +52,20 @@ def plain_cluster(module_plain_cluster: LocalCluster) -> Iterator[LocalCluster]:
     module_plain_cluster.reset()
 
 
+@pytest.fixture(scope="module")
+def module_wide_cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(nodes=8, mode="namespaces", name=own_name("wide")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def wide(module_wide_cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """Eight nodes, each a host of its own, put back in order after each test."""
+    module_wide_cluster.up()
+    yield module_wide_cluster
+    module_wide_cluster.reset()
+
+
 @pytest.fixture
 def shared_dir(tmp_path: Path) -> Path:
     """A directory of the test that every node and every user reaches."""

@@ -8,12 +8,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_names import own_name
 from training_jobs import TrainingJob, config_text, gates_of_a_move, until
 
 from tm_slurm.localcluster import LocalCluster
@@ -21,20 +19,6 @@ from tm_slurm.observe.follow import JobFiles
 
 pytestmark = pytest.mark.slurm
 TEMPLATE = Path(__file__).parents[2] / "sbatch_templates" / "controller.sbatch"
-
-
-@pytest.fixture(scope="module")
-def module_wide_cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=8, mode="namespaces", name=own_name("whole")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def wide(module_wide_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """Eight nodes, each a host of its own, put back in order after each test."""
-    module_wide_cluster.up()
-    yield module_wide_cluster
-    module_wide_cluster.reset()
 
 
 def submit(cluster: LocalCluster, directory: Path, **settings: Any) -> TrainingJob:

@@ -6,31 +6,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_names import own_name
 from training_jobs import TrainingJob, gates_of_a_move, until
 
 from tm_slurm.localcluster import LocalCluster
 
 pytestmark = pytest.mark.slurm
-
-
-@pytest.fixture(scope="module")
-def module_wide_cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=8, mode="namespaces", name=own_name("wide")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def wide(module_wide_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """Eight nodes, each a host of its own, put back in order after each test."""
-    module_wide_cluster.up()
-    yield module_wide_cluster
-    module_wide_cluster.reset()
 
 
 def queue(cluster: LocalCluster) -> list[str]:

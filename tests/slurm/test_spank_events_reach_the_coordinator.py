@@ -182,22 +182,40 @@ def test_what_the_epilog_and_slurmd_say_arrives(cluster: LocalCluster, place: Pa
             assert len(coordinator.events("node_leave")) == 1
 
 
+@contextlib.contextmanager
+def failing_check(installed: Installed, script: str) -> Iterator[None]:  # noqa: F811
+    """A check of the administrator's, which fails."""
+    check = installed.libexec / "checks.d" / "90-test"
+    check.write_text(f"#!/bin/sh\n{script}\n")
+    check.chmod(0o755)
+    try:
+        yield
+    finally:
+        check.unlink()
+
+
+@contextlib.contextmanager
+def restored(settings: Path) -> Iterator[None]:
+    """What a test writes there is gone afterwards."""
+    usual = settings.read_text()
+    try:
+        yield
+    finally:
+        settings.write_text(usual)
+
+
 def test_an_unhealthy_node_is_told_and_drained_only_if_the_administrator_says_so(
     cluster: LocalCluster,
     place: Path,
     installed: Installed,  # noqa: F811
 ) -> None:
-    check = installed.libexec / "checks.d" / "90-test"
     settings = installed.prefix / "etc" / "tm_slurm" / "tm_slurm.conf"
-    usual = settings.read_text()
     with allocation(cluster, "--nodelist=n1,n2") as job_id:
         job_dir = make_job_dir(place / "unwell")
         with receiver(cluster, job_dir, job_id) as coordinator:
             told = {"TM_SLURM_EVENTS_TO": str(job_dir)}
             cluster.run(["srun", f"--jobid={job_id}", "--nodelist=n1", "--nodes=1", "true"], env=told)
-            check.write_text("#!/bin/sh\necho the fan stands still; exit 1\n")
-            check.chmod(0o755)
-            try:
+            with failing_check(installed, "echo the fan stands still; exit 1"), restored(settings):
                 health = [str(installed.libexec / "health")]
                 cluster.run(health, node="n1", env={"SLURMD_NODENAME": "n1"})
                 event = coordinator.await_event("unhealthy")
@@ -215,9 +233,6 @@ def test_an_unhealthy_node_is_told_and_drained_only_if_the_administrator_says_so
                 assert "DRAIN" in cluster.node_state("n1")
                 said = cluster.run(["scontrol", "-o", "show", "node", "n1"]).stdout
                 assert "Reason=tm_slurm: 90-test: the fan stands still" in said
-            finally:
-                check.unlink()
-                settings.write_text(usual)
 
 
 def test_what_a_prolog_starts_outlives_its_process_group(
@@ -225,28 +240,22 @@ def test_what_a_prolog_starts_outlives_its_process_group(
     place: Path,
     installed: Installed,  # noqa: F811
 ) -> None:
-    check = installed.libexec / "checks.d" / "90-test"
-    check.write_text("#!/bin/sh\nexit 1\n")
-    check.chmod(0o755)
     rounds = 20
-    try:
-        with allocation(cluster, "--nodelist=n1") as job_id:
-            job_dir = make_job_dir(place / "returned")
-            with receiver(cluster, job_dir, job_id) as coordinator:
-                job = {"SLURM_JOB_ID": str(job_id), "SLURM_JOB_UID": "0", "SLURMD_NODENAME": "n1"}
-                job["SPANK_TM_SLURM_EVENTS_TO"] = str(job_dir)
-                command, environment = cluster.command(
-                    [str(installed.libexec / "prolog.d" / "50-tm_slurm")], node="n1", env=job
-                )
-                for _ in range(rounds):
-                    prolog = subprocess.Popen(command, env=environment, start_new_session=True)
-                    assert prolog.wait(10) == 0
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(prolog.pid, signal.SIGKILL)  # as slurmd does
-                # Each tells that the job comes, and that the node is not well.
-                until(lambda: sum(coordinator.counts().values()) == 2 * rounds)
-    finally:
-        check.unlink()
+    with failing_check(installed, "exit 1"), allocation(cluster, "--nodelist=n1") as job_id:
+        job_dir = make_job_dir(place / "returned")
+        with receiver(cluster, job_dir, job_id) as coordinator:
+            job = {"SLURM_JOB_ID": str(job_id), "SLURM_JOB_UID": "0", "SLURMD_NODENAME": "n1"}
+            job["SPANK_TM_SLURM_EVENTS_TO"] = str(job_dir)
+            command, environment = cluster.command(
+                [str(installed.libexec / "prolog.d" / "50-tm_slurm")], node="n1", env=job
+            )
+            for _ in range(rounds):
+                prolog = subprocess.Popen(command, env=environment, start_new_session=True)
+                assert prolog.wait(10) == 0
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(prolog.pid, signal.SIGKILL)  # as slurmd does
+            # Each tells that the job comes, and that the node is not well.
+            until(lambda: sum(coordinator.counts().values()) == 2 * rounds)
 
 
 def test_a_trigger_of_slurm_tells_the_job(

@@ -362,7 +362,7 @@ def main(arguments: list[str]) -> int:
 
 
 class ControllerTask:
-    """What submitit runs in the controller's job. Checkpointable, so that it can go back into the queue."""
+    """What submitit runs in the controller's job; run again when that has gone back into the queue."""
 
     def __init__(self, config_text: str, submission: str) -> None:
         """`config_text` is a resolved configuration, `submission` a name of this one submission."""
