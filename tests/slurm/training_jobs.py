@@ -17,6 +17,7 @@ from tm_slurm.localcluster import LocalCluster
 from tm_slurm.localcluster.processes import command_name, environment_of
 from tm_slurm.observe.follow import JobFiles
 from tm_slurm.slurm import JobInfo
+from tm_slurm.slurm.interface import REQUEUE_PAUSE_S
 from tm_slurm.slurm.scontrol_text import parse_jobs
 
 LOOK_S = 0.03
@@ -211,8 +212,9 @@ class TrainingJob:
             nonlocal asked_at
             if time.monotonic() - asked_at > ASK_AGAIN_S and self.info().state == "PENDING":
                 asked_at = time.monotonic()
-                start_now = ["scontrol", "update", f"JobId={self.job_id}", "StartTime=now"]
-                self.cluster.run(start_now, timeout_s=10.0, check=False)
+                soon = f"StartTime=now+{REQUEUE_PAUSE_S}seconds"
+                ask = ["scontrol", "update", f"JobId={self.job_id}", soon]
+                self.cluster.run(ask, timeout_s=10.0, check=False)
             return len(self.files.notes("leads")) >= starts
 
         self.until("the job runs again", leads, 170.0)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tm_slurm.slurm import environment
 from tm_slurm.slurm.hostlist import HostlistError, expand, join
 from tm_slurm.slurm.interface import (
+    REQUEUE_PAUSE_S,
     JobInfo,
     NodeInfo,
     PartitionInfo,
@@ -158,7 +159,7 @@ class CommandLine:
     def begin_not_before(self, job_id: int, at: float) -> None:
         """Have a job in the queue start at `at` (Unix seconds) or later; see Slurm.begin_not_before."""
         # Counted from now, so that no time zone is in it.
-        self._update(job_id, f"StartTime=now+{max(0, math.ceil(at - time.time()))}seconds")
+        self._update(job_id, f"StartTime=now+{max(REQUEUE_PAUSE_S, math.ceil(at - time.time()))}seconds")
 
     def set_comment(self, job_id: int, text: str) -> None:
         """Set the job's comment. Line ends become spaces: Slurm would print them as they are."""

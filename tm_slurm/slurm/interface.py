@@ -8,6 +8,11 @@ from typing import Protocol
 
 from tm_slurm.slurm.node_state import NodeState
 
+REQUEUE_PAUSE_S = 3
+"""Seconds after which a requeued job may start again: slurmd refuses credentials from the second in which it
+ended the old start, and Slurm takes that for the end of the new one (exit code 1). It counts whole seconds,
+and clocks are a little apart. Slurm itself waits for two minutes."""
+
 
 class SlurmUnavailable(RuntimeError):
     """The question could not be asked, or no usable answer came in time.
@@ -182,7 +187,8 @@ class Slurm(Protocol):
         ...
 
     def begin_not_before(self, job_id: int, at: float) -> None:
-        """Have a job that is in the queue start at `at` (Unix seconds) or later.
+        """Have a job that is in the queue start at `at` (Unix seconds) or later, REQUEUE_PAUSE_S from now at
+        the earliest.
 
         Slurm takes it as soon as the job is requeued, also while its old processes are still being ended;
         SlurmRefused while it runs.
