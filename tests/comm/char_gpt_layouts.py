@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tm_slurm.config import load
 from tm_slurm.examples.char_gpt import build, train_step
 from tm_slurm.examples.char_gpt_options import read_options
 from tm_slurm.runtime import Role
+from tm_slurm.sandbox import forget_groups
 from tm_slurm.state import Stored, digest, pack, unpack
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -84,8 +84,7 @@ def joins_after_another_role(me: Member, kind: Any, linked: list[int]) -> tuple[
     for rank in (me.rank ^ 1, me.rank):
         if dist.is_initialized():
             training = None
-            dist.destroy_process_group()
-            gc.collect()
+            forget_groups()
         me.endpoint.configure(rank=rank, epoch=1, term=1, peers=peers)
         comm.register(me.endpoint)
         dist.init_process_group("tm", store=dist.HashStore(), rank=rank, world_size=size)
