@@ -9,7 +9,7 @@ pay however busy the machine is (`processor_ratio`), and `pause_ratio` what a pa
 joiner cannot come in this way (DDP's buckets, pickled shapes of pipelines).
 
 Beside them: how long a standby takes to be ready for another rank (same class, another class), bytes
-recorded, and the throughput of a world that has recorded against one that never did.
+recorded, and the throughput of a world that has recorded against before it did.
 
 Writes build/bench/warmup.json; a mode that is not run keeps its figures from the run before.
 """
@@ -17,6 +17,7 @@ Writes build/bench/warmup.json; a mode that is not run keeps its figures from th
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -49,10 +50,12 @@ from tm_slurm.sandbox import (
 )
 
 RESULT = Path(__file__).parents[2] / "build" / "bench" / "warmup.json"
-RECORDED, SHADOW, STEADY, AFTER, PAIRS, TURNS, TURN = 2, 3, 12, 8, 10, 4, 12
+RECORDED, SHADOW, STEADY, AFTER, PAIRS, TURN = 2, 3, 12, 8, 10, 100
 PATIENCE_S = 400.0
 HEARD_S = 0.05
 """All processes have heard of an order by then."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES = -1, -3, 1 << 25
+"""mallopt(3); the largest threshold that glibc takes."""
 WAYS = ("cold", "identity", "replay")
 REPEATS = {"cold": 1, "identity": 1, "replay": 3}
 """Of several replacements in one way, the one with the median ratio counts."""
@@ -95,33 +98,51 @@ def begin(cache: Path) -> None:
     import_what_comes_late()
 
 
-def member(me: Member, name: str, directory: Path, records: bool) -> None:
+def member(me: Member, name: str, directory: Path) -> None:
     """A rank of the job from its first step on."""
     begin(directory / "compiled")
     told: list[Any] = []
-    if records:
-        recorder = Recorder(
-            me.endpoint,
-            steps=RECORDED,
-            limit_bytes=1 << 30,
-            directory=directory / "recordings",
-            tell=told.append,
-        )
-    kind = MODES[name]
+    recorder = new_recorder(me, directory / "recordings", told)
     size = me.join_world(timeout_s=PATIENCE_S)
-    training = kind(me.rank, size, False)
-    designated = records and recorder.is_designated(role_class_of(named(training)), me.rank, size)
-    for step in range(RECORDED):
-        if designated:
-            recorder.begin_step()
-        training.step(step)
-        if designated:
-            recorder.step_ended()
-    if designated:
-        recorder.finish().join(60)
+    training = MODES[name](me.rank, size, False)
+    record(recorder, training, 0)
     steady = timed(training, RECORDED, STEADY)
     me.tell({"steady_s": median([steady], 2), "told": told, "peak_mb": peak_mb()})
     obey(me, training, RECORDED + STEADY)
+
+
+def new_recorder(me: Member, directory: Path, told: list[Any]) -> Recorder:
+    return Recorder(me.endpoint, steps=RECORDED, limit_bytes=1 << 30, directory=directory, tell=told.append)
+
+
+def record(recorder: Recorder, training: Mode, first: int) -> None:
+    """The next steps, recorded by the lowest rank of each role class."""
+    if not recorder.is_designated(role_class_of(named(training)), dist.get_rank(), dist.get_world_size()):
+        timed(training, first, RECORDED)
+        return
+    for step in range(first, first + RECORDED):
+        recorder.begin_step()
+        training.step(step)
+        recorder.step_ended()
+    recorder.finish().join(60)
+
+
+def member_that_records_late(me: Member, directory: Path) -> tuple[Times, Times]:
+    """Steps before there is a recorder, and when it is gone.
+
+    glibc maps smaller blocks only until the first big one is freed, and steps take a few percent less time
+    then: what a recording frees must not count in its favour."""
+    for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        assert ctypes.CDLL(None).mallopt(parameter, HEAP_BLOCK_BYTES) == 1
+    begin(directory)
+    size = me.join_world(timeout_s=PATIENCE_S)
+    training = MODES["eager"](me.rank, size, False)
+    timed(training, 0, STEADY)
+    before = timed(training, STEADY, TURN)
+    told: list[Any] = []
+    record(new_recorder(me, directory, told), training, STEADY + TURN)
+    assert me.rank != 0 or told[0]["kind"] == "recorded", told
+    return before, timed(training, STEADY + TURN + RECORDED, TURN)
 
 
 def joiner(me: Member, name: str, directory: Path, way: str, place: tuple[int, list[int]]) -> None:
@@ -226,7 +247,7 @@ def ways_of(name: str) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(WAYS)
     with tempfile.TemporaryDirectory() as folder, gang() as members:
         directory = Path(folder)
-        world = members.world(member, kind.ranks, name, directory, True)
+        world = members.world(member, kind.ranks, name, directory)
         begun = [one.hear(PATIENCE_S) for one in world]
         told = [entry for one in begun for entry in one["told"]]
         assert told and all(entry["kind"] == "recorded" for entry in told), told
@@ -314,35 +335,18 @@ def promotion(members: Gang, name: str, directory: Path) -> dict[str, float | No
 
 
 def throughput_ratio() -> dict[str, Any]:
-    """Steps a second of a world that has recorded over those of one that never did: PAIRS times two new
-    worlds, as no two processes are equally fast."""
-    ratios, processor_ratios = zip(*(throughput_of_a_pair() for _ in range(PAIRS)), strict=True)
+    """Steps a second of a world that has recorded, over those of the same world before it did, in PAIRS
+    worlds: no two processes are equally fast."""
+    ratios, processor_ratios = [], []
+    for _ in range(PAIRS):
+        with tempfile.TemporaryDirectory() as folder, gang() as members:
+            world = members.world(member_that_records_late, 2, Path(folder))
+            before, after = zip(*(one.result(PATIENCE_S) for one in world), strict=True)
+        ratios.append(median(before) / median(after))
+        processor_ratios.append(median(before, which=1) / median(after, which=1))
     processor_ratio = statistics.median(processor_ratios)
     found = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "pairs": PAIRS}
     return {**found, "processor_ratio": processor_ratio}
-
-
-def throughput_of_a_pair() -> tuple[float, float]:
-    """As wall time and as processor time; the two worlds train in turns."""
-    with tempfile.TemporaryDirectory() as folder, gang() as members:
-        worlds = []
-        for records in (False, True):
-            directory = Path(folder) / str(records)
-            directory.mkdir()
-            worlds.append(members.world(member, 2, "eager", directory, records))
-        for world in worlds:
-            for one in world:
-                one.hear(PATIENCE_S)
-        taken: dict[int, list[Times]] = {0: [], 1: []}
-        for number in range(TURNS):
-            for side in (0, 1) if number % 2 else (1, 0):
-                taken[side] += run(worlds[side], TURN)
-        for world in worlds:
-            for one in world:
-                one.tell(("end",))
-                one.result(PATIENCE_S)
-    wall, processor = (median(taken[0], which=which) / median(taken[1], which=which) for which in (0, 1))
-    return wall, processor
 
 
 def figures(modes: dict[str, Any], throughput: dict[str, Any] | None) -> dict[str, Any]:
