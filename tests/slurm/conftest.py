@@ -23,6 +23,13 @@ def no_clusters_of_dead_tests() -> None:
             LocalCluster(name=path.name).down()
 
 
+def in_order(cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """It is up; afterwards jobs are cancelled and nodes restored, until all are idle."""
+    cluster.up()
+    yield cluster
+    cluster.reset()
+
+
 @pytest.fixture(scope="session")
 def session_cluster() -> Iterator[LocalCluster]:
     """Six nodes, each a host of its own (root). A machine that cannot is an error, not a reason to skip."""
@@ -33,9 +40,7 @@ def session_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def cluster(session_cluster: LocalCluster) -> Iterator[LocalCluster]:
     """The session's cluster; afterwards jobs are cancelled and nodes restored, until all are idle."""
-    session_cluster.up()
-    yield session_cluster
-    session_cluster.reset()
+    yield from in_order(session_cluster)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +52,7 @@ def module_plain_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def plain_cluster(module_plain_cluster: LocalCluster) -> Iterator[LocalCluster]:
     """Six slurmd on loopback, one cluster for each module of tests, put back in order after each test."""
-    module_plain_cluster.up()
-    yield module_plain_cluster
-    module_plain_cluster.reset()
+    yield from in_order(module_plain_cluster)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +64,7 @@ def module_wide_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def wide(module_wide_cluster: LocalCluster) -> Iterator[LocalCluster]:
     """Eight nodes, each a host of its own, put back in order after each test."""
-    module_wide_cluster.up()
-    yield module_wide_cluster
-    module_wide_cluster.reset()
+    yield from in_order(module_wide_cluster)
 
 
 @pytest.fixture

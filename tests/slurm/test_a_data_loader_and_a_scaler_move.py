@@ -10,18 +10,11 @@ import pytest
 from training_jobs import SCRIPT, TrainingJob, gates_of_a_move, until
 
 from tm_slurm.localcluster import LocalCluster
-from tm_slurm.localcluster.processes import environment_of
 
 pytestmark = pytest.mark.slurm
 Digests = Callable[..., list[str]]
 
 LOADER = {"script": SCRIPT.with_name("loader_training.py")}
-
-
-def processes_of_rank(job: TrainingJob, node: str) -> set[int]:
-    """A rank process and those that it has started, as they have its environment."""
-    mine = {f"TM_SLURM_JOB_DIR={job.files.job_dir}", "TM_SLURM_SLOT=0"}
-    return {pid for pid in job.cluster.node_pids(node) if mine <= environment_of(pid)}
 
 
 def test_a_rank_with_a_data_loader_is_moved(
@@ -46,13 +39,13 @@ def test_a_killed_rank_with_a_data_loader_is_replaced(
     job.warm(1)
     node = job.active_nodes()[1]
     job.at_step(19)
-    before = processes_of_rank(job, node)
+    before = job.rank_pids(node)
     assert len(before) > 1
     job.kill_rank(node)
     job.note("recover")
     job.open_gate(20)
     job.note("recovered")
     job.at_step(39)
-    until("its worker processes end", lambda: not before & processes_of_rank(job, node), 20.0)
+    until("its worker processes end", lambda: not before & job.rank_pids(node), 20.0)
     job.open_gate(40)
     assert job.finish() == undisturbed(**LOADER)

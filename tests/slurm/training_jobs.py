@@ -57,6 +57,11 @@ def config_text(directory: Path, **settings: Any) -> str:
     return json.dumps({"job": job, "train": train, "policy": policy})  # JSON is YAML
 
 
+def parent_of(pid: int) -> int:
+    """OSError when the process has ended."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 AGENTS = {b"submitit.core._submit", b"tm_slurm.agent"}
 """The modules that an agent is started as."""
 
@@ -179,12 +184,18 @@ class TrainingJob:
 
         self.until(f"{count} warm standbys", self.unless_failed(warm))
 
+    def rank_pids(self, node: str, slot: int = 0) -> set[int]:
+        """The rank process in a slot of a node and those that it has started, which have its environment."""
+        mine = {f"TM_SLURM_JOB_DIR={self.files.job_dir}", f"TM_SLURM_SLOT={slot}"}
+        return {pid for pid in self.cluster.node_pids(node) if mine <= environment_of(pid)}
+
     def rank_pid(self, node: str, slot: int = 0) -> int:
         """The rank process in a slot of a node; AssertionError when there is none."""
-        mine = {f"TM_SLURM_JOB_DIR={self.files.job_dir}", f"TM_SLURM_SLOT={slot}"}
-        for pid in self.cluster.node_pids(node):
-            if mine <= environment_of(pid):
-                return pid
+        pids = self.rank_pids(node, slot)
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                if parent_of(pid) not in pids:
+                    return pid
         raise AssertionError(f"no rank process in slot {slot} of {node}")
 
     def agent_pid(self, node: str) -> int:
