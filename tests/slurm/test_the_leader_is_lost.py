@@ -237,3 +237,22 @@ def test_a_leader_that_took_over_leaves_its_node_when_it_is_drained(
     job.open_gate(20)
     assert job.finish() == undisturbed()
     no_step_is_missing(job, 60)
+
+
+def test_a_node_is_back_before_anybody_has_given_it_back(
+    cluster: LocalCluster, tmp_path: Path, undisturbed: Digests
+) -> None:
+    """Without power for a moment, while nobody leads: srun, if it were there, would find its task missing and
+    end the step."""
+    job = submit(cluster, tmp_path, gates=[LAST_GATE], **PACE)
+    first = leader(job)
+    node = job.active_nodes()[1]
+    job.at_step(40)
+    os.kill(job.agent_pid(first.node), signal.SIGKILL)
+    cluster.power_off(node)
+    cluster.restore(node)
+    next_leader(job, first)
+    job.note("recovered")
+    job.open_gate(LAST_GATE)
+    assert job.finish() == undisturbed(steps=STEPS)
+    no_step_is_missing(job)

@@ -104,8 +104,9 @@ def test_both_ways_start_the_step_with_the_same_options() -> None:
     (options,) = [
         line for line in shell_lines(config, Path("/x"), INHERITED) if line.startswith("step_options=")
     ]
-    words = shlex.split(options.removeprefix("step_options=(").removesuffix(")"))
+    *words, output = shlex.split(options.removeprefix("step_options=(").removesuffix(")"))
     assert set(words) <= set(shlex.split(srun))
+    assert output == "--output=/x/logs/step-%j-%N.log"
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1"} <= set(words)
 
 
@@ -125,7 +126,7 @@ def test_a_shell_makes_of_hostile_names_what_was_meant() -> None:
     job_dir, python, count, *environment = done.stdout.splitlines()
     assert job_dir == "/scratch/it's $HOME/7/run `x`"
     assert python == "/opt/my python/bin/python3"
-    assert int(count) == 11
+    assert int(count) == 12
     names = {line.partition("=")[0] for line in environment}
     assert "SLURM_CONF" in names and "SLURM_JOB_ID" in names
     assert not names & {"SLURM_CPU_BIND", "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_TASK"}

@@ -117,6 +117,11 @@ class CommandLine:
                 raise SlurmUnavailable(f"squeue: job {job_id}: {error}") from error
         return found
 
+    def steps(self, job_id: int) -> set[str]:
+        """Return the steps of a job that are not over yet: their numbers, and `batch` or `extern`."""
+        words = ["squeue", "--steps", "--noheader", f"--jobs={self._address(job_id)}", "--format=%i"]
+        return {line.strip().rpartition(".")[2] for line in self._run(words).splitlines() if line.strip()}
+
     def partitions(self) -> dict[str, PartitionInfo]:
         """Return the partitions that this user can see."""
         try:

@@ -160,6 +160,10 @@ class Slurm(Protocol):
         """Return this user's jobs whose name begins so and that are not over yet."""
         ...
 
+    def steps(self, job_id: int) -> set[str]:
+        """Return the steps of a job that are not over yet: their numbers, and `batch` or `extern`."""
+        ...
+
     def partitions(self) -> dict[str, PartitionInfo]:
         """Return the partitions that this user can see."""
         ...

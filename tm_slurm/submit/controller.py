@@ -5,9 +5,6 @@ It gets the nodes by `salloc --no-shell`, starts an agent on each by `srun --job
 waits for the coordinator's verdict. Nothing depends on it from then on: when it is requeued, lost, or started
 again elsewhere, it takes the same allocation up by the job directory (tm_slurm.coordinator.allocation). It
 has itself requeued when its own node is drained.
-
-srun is let go of by stopping both of its processes and killing them together: a step goes on without them,
-but when one of them ends first, or is asked to end (as in a requeue), it takes the step along.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +39,9 @@ from tm_slurm.submit.job_dir import (
     resolve,
     set_verdict_aside,
 )
+from tm_slurm.submit.letting_go import let_go, members_of_group, missing_agents
 from tm_slurm.submit.registry import register
-from tm_slurm.submit.resources import step_options
+from tm_slurm.submit.resources import output_option, step_options
 from tm_slurm.submit.salloc import salloc_options
 from tm_slurm.submit.verdict import NoVerdict, Verdict, attempt_now, read_verdict, said_of
 
@@ -55,7 +52,6 @@ NODE_INTERVAL_S = 1.0
 GONE_LIMIT_S = 10.0
 """So long after the end of the allocation a verdict may still come."""
 
-STOPPED_LIMIT_S = 2.0
 ENDED_CODE = 143
 _ENDING = frozenset({"COMPLETING"})
 
@@ -222,7 +218,7 @@ class Controller:
         deadline = time.monotonic() + self._config.policy.start_timeout_s
         began = since.stat().st_mtime
         try:
-            while missing := [node for node in nodes if not _is_newer(logs / f"agent-{node}.log", began)]:
+            while missing := missing_agents(self._job_dir, nodes, began):
                 self._pause()
                 if srun.poll() is not None:
                     self._cancel(known.job_id)
@@ -235,13 +231,19 @@ class Controller:
         except Told:
             self._cancel(known.job_id)
             raise
-        _let_go(srun)
+        let_go(members_of_group(srun.pid))
+        srun.wait()
 
     def _launch_command(self, known: Allocation) -> list[str]:
         python = self._config.job.python or sys.executable
         agent = [python, "-u", "-m", "tm_slurm.agent", "--job-dir", str(self._job_dir)]
-        output = f"--output={self._job_dir}/logs/step-%j-%N.log"  # by the nodes themselves, without srun
-        srun = ["srun", f"--jobid={known.job_id}", *step_options(self._config), output, *agent]
+        srun = [
+            "srun",
+            f"--jobid={known.job_id}",
+            *step_options(self._config),
+            output_option(self._job_dir),
+            *agent,
+        ]
         script = "\n".join([*self._config.job.setup, 'exec "$@"'])
         return ["bash", "-c", script, "bash", *srun] if self._config.job.setup else srun
 
@@ -302,32 +304,6 @@ class Controller:
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
-
-
-def _is_newer(path: Path, began: float) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return path.stat().st_mtime >= began
-    return False
-
-
-def _let_go(srun: subprocess.Popen[Any]) -> None:
-    """Kill srun's processes together, so that the step does not notice."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(srun.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + STOPPED_LIMIT_S
-        while not all(_states_of_group(srun.pid)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os.killpg(srun.pid, signal.SIGKILL)
-    srun.wait()
-
-
-def _states_of_group(group: int) -> Iterator[bool]:
-    """Of each process of a group, whether it is stopped."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
-            if int(its_group) == group:
-                yield state in "TtZX"
 
 
 def control(config: Config, job_dir: Path) -> int:

@@ -28,7 +28,7 @@ from tm_slurm.submit.job_dir import (
     resolve,
     set_verdict_aside,
 )
-from tm_slurm.submit.resources import cpus_per_node, step_options
+from tm_slurm.submit.resources import cpus_per_node, output_option, step_options
 
 
 class AllocationError(RuntimeError):
@@ -69,7 +69,7 @@ def shell_lines(config: Config, job_dir: Path, inherited: Mapping[str, str]) -> 
         *_unset_line(unset),
         *_place_lines(job_dir),
         f"python={shlex.quote(config.job.python or sys.executable)}",
-        f"step_options=({' '.join(shlex.quote(option) for option in step_options(config))})",
+        f"step_options=({' '.join(map(shlex.quote, [*step_options(config), output_option(job_dir)]))})",
         _watch_line('"$python"'),
     ]
 

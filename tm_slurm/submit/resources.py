@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tm_slurm.config import Config
 
 # --no-kill: a node that is lost or given back does not end the step. --kill-on-bad-exit=0 --wait=0: nor
@@ -40,6 +42,12 @@ def step_options(config: Config) -> list[str]:
     if gpus_per_node(config):
         options.append(f"--gpus-per-node={gpus_per_node(config)}")
     return options
+
+
+def output_option(job_dir: Path) -> str:
+    """Return srun's option by which the nodes themselves write what their agents print: srun does not
+    stay."""
+    return f"--output={job_dir}/logs/step-%j-%N.log"
 
 
 def memory_of(config: Config) -> str | None:

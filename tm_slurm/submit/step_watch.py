@@ -1,9 +1,13 @@
-"""Ends the step of a job that has its verdict. A batch script starts it before srun (see
-tm_slurm.submit.prepare): `python -m tm_slurm.submit.step_watch JOB_DIRECTORY $$ </dev/null & disown`.
+"""Lets go of srun when all agents are there, or ends it when it is still there at the verdict. A batch
+script starts this before srun (see tm_slurm.submit.prepare):
+`python -m tm_slurm.submit.step_watch JOB_DIRECTORY $$ </dev/null & disown`.
 
-srun waits for each task that it has started, and for some in vain: for that of a dead node that the job gave
-back before Slurm noticed its death, nobody ever tells srun; an agent that was given up and is stopped does
-not end. The job would hold all its nodes although training is over.
+Once all agents are there, srun is killed so that the step does not notice (tm_slurm.submit.letting_go); the
+last line of the script waits for the verdict then (tm_slurm.submit.verdict).
+
+Before, or when some never come, srun waits for each task that it has started, and for some in vain: for
+that of a dead node that the job gave back before Slurm noticed its death, nobody ever tells srun; an agent
+that was given up and is stopped does not end. The job would hold all its nodes although training is over.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import sys
 import time
 from pathlib import Path
 
-from tm_slurm.submit.verdict import NoVerdict, attempt_now, read_verdict
+from tm_slurm.slurm import HostlistError, environment, expand
+from tm_slurm.submit.letting_go import let_go, missing_agents, runs_agents, step_here
+from tm_slurm.submit.verdict import NoVerdict, attempt_now, let_go_file, read_verdict
 
 LOOK_S = 1.0
 """Between two looks for the verdict."""
@@ -26,16 +32,18 @@ GRACE_S = 5.0
 
 _GRACE_LOOK_S = 0.1
 _PR_SET_PDEATHSIG = 1
-_AGENT_MODULES = frozenset({b"tm_slurm.agent", b"submitit.core._submit"})
-"""What the step runs: no other step that the batch script may have started is touched."""
 
 
 def watch(job_dir: Path, script: int) -> None:
-    """Wait for the verdict of this start of the job, then end the srun that the batch script (its pid) still
-    waits in. Returns when that is done, or when the batch script has ended.
+    """Wait until all agents of this start of the job are there and let go of the srun that the batch script
+    (its pid) waits in; or until there is a verdict, and end that srun. Returns when that is done, or when the
+    batch script has ended.
     """
     attempt = attempt_now()
+    nodes, began = _nodes(), _began(job_dir, attempt)
     while not _has_verdict(job_dir, attempt):
+        if nodes and not missing_agents(job_dir, nodes, began) and _let_go(job_dir, attempt, script):
+            return
         time.sleep(LOOK_S)
         if os.getppid() != script:
             return
@@ -52,25 +60,55 @@ def watch(job_dir: Path, script: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _nodes() -> list[str]:
+    with contextlib.suppress(HostlistError):
+        return expand(environment.read(environment.JOB_NODES) or "")
+    return []
+
+
+def _began(job_dir: Path, attempt: int) -> float:
+    """What is older in the job directory is of an earlier start of the job: its first start makes the
+    directory anew."""
+    if attempt == 0:
+        return 0.0
+    with contextlib.suppress(OSError):
+        mark = job_dir / f".launch-{attempt}"
+        mark.touch()
+        return mark.stat().st_mtime
+    return time.time()
+
+
+def _let_go(job_dir: Path, attempt: int, script: int) -> bool:
+    """Whether srun is gone now: a step that cannot be found again afterwards is left as it is."""
+    job_id, sruns = environment.job_id(), sruns_of(script)
+    step = None if job_id is None else step_here(job_id)
+    if step is None or not sruns:
+        return False
+    try:
+        let_go_file(job_dir, attempt).write_text(step)
+    except OSError as error:
+        print(f"tm_slurm: srun is not let go of: {error}", file=sys.stderr)
+        return False
+    print(f"tm_slurm: {len(_nodes())} agents are there; the step goes on without srun", file=sys.stderr)
+    let_go(sruns)
+    return True
+
+
 def sruns_of(script: int) -> list[int]:
     """Return the processes by which the batch script waits for the agents: its child srun, and srun's own
-    child, which has the same name.
+    child, which has the same name. No other step that the script may have started is among them.
     """
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
-                if name == "srun" and _runs_agents(entry):
+                if name == "srun" and runs_agents(entry):
                     parents[int(entry.name)] = int(rest.split()[1])
     found = [script]
     for above in found:
         found += [pid for pid, parent in parents.items() if parent == above]
     return found[1:]
-
-
-def _runs_agents(process: Path) -> bool:
-    return not _AGENT_MODULES.isdisjoint((process / "cmdline").read_bytes().split(b"\0"))
 
 
 def _has_verdict(job_dir: Path, attempt: int) -> bool:

@@ -1,11 +1,13 @@
 """How a batch script ends: `python -m tm_slurm.submit.verdict JOB_DIRECTORY` is its last line.
 
 srun ends with the worst code of its tasks, and the tasks of nodes that were given back count: a job that
-trained to the end would be called FAILED. What counts is what the coordinator wrote.
+trained to the end would be called FAILED. What counts is what the coordinator wrote. When srun was let go of
+(tm_slurm.submit.step_watch), training goes on: this waits for that word, as long as there are agents.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,6 +25,13 @@ _NO_VERDICT_CODE = 1
 ENDED_BY_SLURM_S = 60.0
 BEGIN_LIMIT_S = 20.0
 _ASK_AGAIN_S = 0.2
+LOOK_S = 0.5
+STEP_INTERVAL_S = 5.0
+"""Between looks for the verdict, and for the step of the agents."""
+
+AFTERWORD_S = 10.0
+"""So long after the end of the step a verdict may still come; when Slurm has said that the job has to end, no
+longer than a look takes."""
 
 
 class NoVerdict(RuntimeError):
@@ -97,10 +106,51 @@ def _look_again(directory: Path) -> None:
     os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
 
+def let_go_file(job_dir: Path, attempt: int) -> Path:
+    """Return the file that says that training goes on without srun: the number of its step is in it."""
+    return job_dir / f".let-go-{attempt}"
+
+
+def await_end(job_dir: Path, attempt: int) -> None:
+    """Wait until there is a verdict, or there are no agents any more; not at all when srun has ended by
+    itself."""
+    try:
+        step = let_go_file(job_dir, attempt).read_text()
+    except FileNotFoundError:
+        return
+    told_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # warnings, for the agents
+        signal.signal(number, signal.SIG_IGN)
+    job_id, gone_since = environment.job_id(), None
+    asked_at = -STEP_INTERVAL_S
+    while job_id is not None:
+        with contextlib.suppress(NoVerdict):
+            read_verdict(job_dir, attempt)
+            return
+        now = time.monotonic()
+        if told_to_end.is_set() or now - asked_at >= STEP_INTERVAL_S:
+            asked_at = now
+            gone_since = (gone_since or now) if _is_over(job_id, step) else None
+        if gone_since is not None and now - gone_since >= (LOOK_S if told_to_end.is_set() else AFTERWORD_S):
+            return
+        time.sleep(LOOK_S)
+
+
+def _is_over(job_id: int, step: str) -> bool:
+    try:
+        return step not in connect().steps(job_id)
+    except SlurmRefused:  # it does not know the job, or has no steps of it
+        return True
+    except SlurmUnavailable:
+        return False
+
+
 def end_by_verdict(job_dir: Path) -> int:
     """Say how the job ended, put it back into the queue if that is the verdict, return the exit code to end
     with.
     """
+    await_end(job_dir, attempt_now())
     try:
         verdict = read_verdict(job_dir, attempt_now())
     except NoVerdict as missing:
