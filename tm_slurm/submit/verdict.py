@@ -114,8 +114,10 @@ def let_go_file(job_dir: Path, attempt: int) -> Path:
 def await_end(job_dir: Path, attempt: int) -> None:
     """Wait until there is a verdict, or there are no agents any more; not at all when srun has ended by
     itself."""
+    told = let_go_file(job_dir, attempt)
     try:
-        step = let_go_file(job_dir, attempt).read_text()
+        step = told.read_text()
+        told.unlink()
     except FileNotFoundError:
         return
     told_to_end = threading.Event()
