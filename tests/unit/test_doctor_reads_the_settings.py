@@ -98,6 +98,7 @@ def test_every_mistake_is_found() -> None:
         ("prolog_flags", {"PrologFlags": "Alloc,Serial"}, "warn", "without Serial"),
         ("prolog_flags", {"PrologFlags": "Alloc,NoHold"}, "warn", "health"),
         ("inactive_limit", {"InactiveLimit": "120 sec"}, "warn", "InactiveLimit=0"),
+        ("inactive_limit", {"InactiveLimit": "120 sec"}, "warn", "every job with launch: allocation"),
         ("private_data", {"PrivateData": "reservations,jobs"}, "warn", "maintenance windows"),
         ("private_data", {"PrivateData": "nodes"}, "fail", "never leaves them"),
         ("private_data", {"PrivateData": "jobs,usage"}, "pass", "jobs,usage"),

@@ -134,9 +134,13 @@ def inactive_limit(settings: Settings) -> Finding:
     if found is None:
         return _unknown(check)
     if found:
-        meaning = "when the batch host is lost its srun is gone, and Slurm ends the step on all other nodes"
-        return warned(check, f"{found} s", meaning, f"slurm.conf: InactiveLimit=0; {RECONFIGURE}")
-    return passed(check, "0", "a job whose batch host is lost goes on")
+        meaning = (
+            "Slurm ends what has no srun for so long: every job with launch: allocation, and the step of one "
+            "whose batch host is lost"
+        )
+        mend = f"slurm.conf: InactiveLimit=0; {RECONFIGURE}; until then use launch: batch"
+        return warned(check, f"{found} s", meaning, mend)
+    return passed(check, "0", "a job goes on without its srun: with launch: allocation, or a lost batch host")
 
 
 def private_data(settings: Settings) -> Finding:
