@@ -31,7 +31,7 @@ from suite_record import releases
 
 from tm_slurm.cli.install import build_and_install
 from tm_slurm.localcluster import LocalCluster
-from tm_slurm.localcluster.requirements import slurm_version
+from tm_slurm.localcluster.requirements import slurm_release
 
 RESULT = Path("build/bench/slurm.json")
 NODES, DRAINS = 8, 6
@@ -124,7 +124,7 @@ def main() -> None:
     result = {
         "name": "slurm",
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
-        "versions": {"slurm": ".".join(map(str, slurm_version())), "python": platform.python_version()},
+        "versions": {"slurm": slurm_release(), "python": platform.python_version()},
         "figures": figures,
         "parts": {"event_ms": times_ms, "drains": asdict(drains), "suite": about},
     }

@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from tm_slurm.localcluster.requirements import slurm_version
+from tm_slurm.localcluster.requirements import slurm_release
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "suite"
@@ -45,7 +45,7 @@ def sources() -> str:
 def record(outcomes: Mapping[str, str], of: str) -> None:
     """Add what has come of some tests: name to passed, failed or skipped. `of`: the sources when they
     began."""
-    release = ".".join(map(str, slurm_version()))
+    release = slurm_release()
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{release}.json"
     with FileLock(path.with_suffix(".lock"), timeout=LOCK_S):

@@ -160,8 +160,8 @@ def mistake(text: str | bytes, overrides: dict[str, Any] | None = None) -> str:
             "job.yaml:3: job.sbatch: 'batch' cannot be set here: use job.batch_feature",
         ),
         (
-            TRAIN + "job: {constraint: gpu, batch_feature: svc}\n",
-            "job.yaml:2: job.constraint: expected one that names batch_feature svc, such as gpu&svc*1, "
+            TRAIN + "job: {nodes: 5, standbys: 1, constraint: gpu, batch_feature: svc}\n",
+            "job.yaml:2: job.constraint: expected one that names batch_feature svc, such as [gpu*5&svc*1], "
             "found 'gpu'",
         ),
         (

@@ -221,10 +221,14 @@ def test_sbatch_that_says_no_is_quoted(login: Login, words: str, code: int, key:
 
 
 def test_a_feature_of_the_batch_host_that_there_is_not(login: Login) -> None:
-    words = "sbatch: error: Batch job submission failed: Invalid feature specification"
-    login.program("sbatch", f"echo '{words}' >&2; exit 1")
-    result = login.submit("--set", "job.batch_feature=svc")
-    assert (result.exit_code, result.stderr) == (2, f"Error: job.batch_feature: {words}\n")
+    for why in (
+        "Invalid feature specification",
+        "Job --batch option is invalid or not a subset of --constraints",
+    ):
+        words = f"sbatch: error: Batch job submission failed: {why}"
+        login.program("sbatch", f"echo '{words}' >&2; exit 1")
+        result = login.submit("--set", "job.batch_feature=svc")
+        assert (result.exit_code, result.stderr) == (2, f"Error: job.batch_feature: {words}\n")
 
 
 def test_more_cpus_than_any_node_has(login: Login) -> None:

@@ -60,7 +60,7 @@ class JobConfig:
         str | None,
         "feature of the node that the batch script runs on (`sbatch --batch`), the one that cannot be given "
         "back: a service node, say; without `constraint`, one node with it is asked for; a `constraint` has "
-        "to name it (`gpu*5&service*1`)",
+        "to name it (`[gpu*5&service*1]`)",
     ] = None
     exclude: Annotated[str | None, "nodes not to use, as a host list"] = None
     reservation: Annotated[str | None, "reservation to run in"] = None
@@ -127,11 +127,9 @@ class JobConfig:
             problem = "expected none with launch: allocation, where there is no batch script"
             raise ImpossibleValue("batch_feature", f"{problem}, found {feature!r}")
         if self.constraint is not None and feature not in features_of(self.constraint):
-            raise ImpossibleValue(
-                "constraint",
-                f"expected one that names batch_feature {feature}, such as {self.constraint}&{feature}*1, "
-                f"found {self.constraint!r}",
-            )
+            example = f"[{self.constraint}*{self.all_nodes - 1}&{feature}*1]"
+            problem = f"expected one that names batch_feature {feature}, such as {example}"
+            raise ImpossibleValue("constraint", f"{problem}, found {self.constraint!r}")
 
     def _check_ranks(self, ranks: int) -> None:
         if ranks < 1 or ranks % self.ranks_per_node:

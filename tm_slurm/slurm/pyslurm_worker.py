@@ -17,8 +17,9 @@ from typing import Any
 
 import pyslurm
 
-ONE_NODE_COSTS = 20
-"""Loading one node costs as much as so many of those that are loaded together: each is two questions."""
+ONE_NODE_COSTS = 250
+"""Loading one node costs as much as so many of those that are loaded together. Measured with 26.05: one takes
+0.6 ms (it is two questions), all of 1,000 take 2 ms, all of 4,000 take 16."""
 
 NO_SUCH_NODE = ("does not exist", "invalid node name")
 
