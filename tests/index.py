@@ -12,15 +12,15 @@ TESTS = Path(__file__).parent
 HEAD = """\
 # What is proved where
 
-    make test                                            # all of it: what continuous integration runs make
-    test-unit                                       # no Slurm, few processes .venv/bin/python -m pytest
-    tests/comm                # processes, no Slurm .venv/bin/python -m pytest tests/slurm -k drained    #
-    real Slurm daemons make test-next TESTS=tests/slurm/test_slurm_answers_of_real_daemons.py   # the same
-    with Slurm 26.05 and pyslurm make test-layouts                                    # larger layouts and
-    compiled models: minutes make chaos SEEDS=20                                  # random faults against a
-    training run make bench-downtime                                  # one benchmark; it writes
-    build/bench/downtime.json make sanitize                                        # the native parts under
-    sanitizers
+    make test                                            # all of it: what continuous integration runs
+    make test-unit                                       # no Slurm, few processes
+    .venv/bin/python -m pytest tests/comm                # processes, no Slurm
+    .venv/bin/python -m pytest tests/slurm -k drained    # real Slurm daemons
+    make test-next                                       # tests/slurm with Slurm 26.05 and pyslurm
+    make test-layouts                                    # larger layouts and compiled models: minutes
+    make chaos SEEDS=20                                  # random faults against a training run
+    make bench-downtime                                  # one benchmark; it writes build/bench/downtime.json
+    make sanitize                                        # the native parts under sanitizers
 
 Run as root, each node of the local cluster is a host of its own. A test that fails prints what it awaited,
 and of a job the timeline and the ends of the logs. A test that was killed leaves its cluster; the next run
