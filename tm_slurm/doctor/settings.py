@@ -135,12 +135,11 @@ def inactive_limit(settings: Settings) -> Finding:
         return _unknown(check)
     if found:
         meaning = (
-            "Slurm ends what has no srun for so long: every job with launch: allocation, and the step of one "
-            "whose batch host is lost"
+            "Slurm ends an allocation whose salloc is gone: no batch job, and no job with launch: allocation "
+            "(salloc --no-shell)"
         )
-        mend = f"slurm.conf: InactiveLimit=0; {RECONFIGURE}; until then use launch: batch"
-        return warned(check, f"{found} s", meaning, mend)
-    return passed(check, "0", "a job goes on without its srun: with launch: allocation, or a lost batch host")
+        return passed(check, f"{found} s", meaning)
+    return passed(check, "0", "nothing ends because its srun or salloc is gone")
 
 
 def private_data(settings: Settings) -> Finding:
