@@ -87,6 +87,7 @@ def test_resume_before_the_switch_cancels_the_move(
     job = TrainingJob.submit(cluster, tmp_path, gates=gates_of_a_move(20))
     job.warm(2)
     node = job.active_nodes()[0]
+    job.at_step(19)  # sooner, the move might be done before the first gate
     cluster.drain(node)
     job.note("event_drain", node=node)
     job.let_prepare(20)
