@@ -9,6 +9,8 @@ SUDO   := $(if $(filter 0,$(shell id -u)),,sudo)
 APT    := munge slurm-wlm libslurm-dev iproute2 procps gcc g++ make libssl-dev python3-dev python3-venv
 TORCH  := torch==2.13.0
 
+CONTRACT := tests/slurm/test_slurm_answers_of_real_daemons.py
+
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
 .PHONY: help setup apt demo test test-unit test-layouts chaos record pictures bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next cluster-up cluster-down clean
@@ -45,8 +47,9 @@ $(VENV)/.ready: $(VENV)/.packages $(NATIVE)
 demo: setup ## The main job: a GPT trains on a local Slurm cluster, two nodes are drained under it, nothing is lost
 	$(BIN)/python -m tm_slurm.demo --json build/demo.json
 
-test: setup ## All tests, those against real Slurm daemons too
+test: setup ## All tests, those against real Slurm daemons too; what Slurm is asked also with the next release
 	$(BIN)/python -m pytest
+	$(MAKE) --no-print-directory test-next TESTS=$(CONTRACT)
 
 test-unit: setup ## The tests that need neither Slurm nor seconds
 	$(BIN)/python -m pytest tests/unit

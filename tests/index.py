@@ -16,6 +16,7 @@ HEAD = """\
     make test-unit                                       # no Slurm, few processes
     .venv/bin/python -m pytest tests/comm                # processes, no Slurm
     .venv/bin/python -m pytest tests/slurm -k drained    # real Slurm daemons
+    make test-next                                       # tests/slurm with Slurm 26.05 and pyslurm
     make test-layouts                                    # larger layouts and compiled models: minutes
     make chaos SEEDS=20                                  # random faults against a training run
     make bench-downtime                                  # one benchmark; it writes build/bench/downtime.json

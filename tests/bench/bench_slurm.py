@@ -1,8 +1,10 @@
 """What the administrators' part costs and brings, on a local cluster with the plugin loaded.
 
-Events: 50 tasks are killed, one after the other; how long after each death the coordinator has journalled it.
-Frozen coordinator: by how much longer a step takes whose coordinator is stopped. Flood: 1,000 events a second
-for 10 s, each fact twice; how many distinct facts are lost.
+Drains: an ordinary user's job is drained node by node; how soon its coordinator knows, Slurm has the node
+back, and another one is warm in its place. Events: 50 tasks are killed, one after the other; how long after
+each death the coordinator has journalled it. Frozen coordinator: by how much longer a step takes whose
+coordinator is stopped. Flood: 1,000 events a second for 10 s, each fact twice; how many distinct facts are
+lost.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 
 from event_flood import flood
 from event_receiver import Receiver, allocation, make_job_dir, receiver
+from ordinary_user import let_in
+from slurm_drains import measure
+from suite_record import releases
 
 from tm_slurm.cli.install import build_and_install
 from tm_slurm.localcluster import LocalCluster
-from tm_slurm.localcluster.requirements import slurm_version
+from tm_slurm.localcluster.requirements import slurm_release
 
 RESULT = Path("build/bench/slurm.json")
+NODES, DRAINS = 8, 6
 TASKS = 50
 PAIRS = 25
 FLOOD_PER_S, FLOOD_S = 1000, 10.0
@@ -70,40 +77,61 @@ def frozen_delay_ms(cluster: LocalCluster, job_id: int, coordinator: Receiver) -
         coordinator.thaw()
 
 
+def slurm_releases() -> tuple[list[str], list[dict[str, Any]]]:
+    """The releases on which every test of tests/slurm has passed with these sources, by what its runs have
+    written down; and what is missing elsewhere."""
+    found = releases()
+    about = [
+        {**asdict(each), "missing": len(each.missing), "first_missing": each.missing[:3]} for each in found
+    ]
+    return [each.release for each in found if each.whole], about
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-slurm-") as folder:
+        os.chmod(folder, 0o755)
         prefix = Path(folder) / "installed"
         prefix.mkdir()
         build_and_install(prefix, state=prefix / "state")
         name = f"bench-{os.getpid()}"
-        with (
-            LocalCluster(nodes=2, mode="namespaces", name=name, administration=prefix) as cluster,
-            allocation(cluster, "--nodelist=n1") as job_id,
-            receiver(cluster, make_job_dir(Path(folder) / "job"), job_id) as coordinator,
-        ):
-            times_ms = event_times_ms(cluster, job_id, coordinator)
-            delay_ms = frozen_delay_ms(cluster, job_id, coordinator)
-            flooded = flood(cluster, coordinator, job_id, per_s=FLOOD_PER_S, seconds=FLOOD_S)
+        with LocalCluster(nodes=NODES, mode="namespaces", name=name, administration=prefix) as cluster:
+            let_in(cluster)
+            drains = measure(cluster, DRAINS)
+            with (
+                allocation(cluster, "--nodelist=n1") as job_id,
+                receiver(cluster, make_job_dir(Path(folder) / "job"), job_id) as coordinator,
+            ):
+                times_ms = event_times_ms(cluster, job_id, coordinator)
+                delay_ms = frozen_delay_ms(cluster, job_id, coordinator)
+                flooded = flood(cluster, coordinator, job_id, per_s=FLOOD_PER_S, seconds=FLOOD_S)
+    passed, about = slurm_releases()
     figures: dict[str, Any] = {
+        "drain_known_s": statistics.median(drains.known),
+        "drain_released_s": statistics.median(drains.released),
         "spank_event_ms_median": statistics.median(times_ms),
         "spank_event_ms_max": max(times_ms),
         "frozen_coordinator_delay_ms": delay_ms,
+        "refill_s": statistics.median(drains.refilled),
+        "slurm_releases": passed,
+        "drain_known_s_max": max(drains.known),
+        "drain_released_s_max": max(drains.released),
+        "refill_s_max": max(drains.refilled),
         "flood_events_a_s": flooded.sent / flooded.seconds,
         "flood_facts_lost": flooded.facts - flooded.taken,
     }
     result = {
         "name": "slurm",
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
-        "versions": {"slurm": ".".join(map(str, slurm_version())), "python": platform.python_version()},
+        "versions": {"slurm": slurm_release(), "python": platform.python_version()},
         "figures": figures,
-        "parts": {"event_ms": times_ms},
+        "parts": {"event_ms": times_ms, "drains": asdict(drains), "suite": about},
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     for figure, value in figures.items():
-        print(f"{figure:>32} {value:.3f}")
+        print(f"{figure:>32} {value if isinstance(value, list) else format(value, '.3f')}")
 
 
 if __name__ == "__main__":

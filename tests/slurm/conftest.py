@@ -7,11 +7,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import suite_record
 from cluster_names import own_name, was_left_behind
 from undisturbed_runs import undisturbed  # noqa: F401  (a fixture for every test here)
 
 from tm_slurm.localcluster import LocalCluster
 from tm_slurm.localcluster.layout import default_root
+
+_SOURCES = suite_record.sources()
+_OUTCOMES: dict[str, str] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Of the tests in this folder."""
+    if report.failed or report.skipped:
+        _OUTCOMES[report.nodeid] = report.outcome
+    elif report.when == "call":
+        _OUTCOMES[report.nodeid] = "passed"
+
+
+def pytest_sessionfinish() -> None:
+    """What has passed on this release is written down: `make bench-slurm` tells it."""
+    if _OUTCOMES:
+        suite_record.record(_OUTCOMES, _SOURCES)
 
 
 @pytest.fixture(scope="session", autouse=True)

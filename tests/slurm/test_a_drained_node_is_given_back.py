@@ -35,7 +35,7 @@ def test_a_drained_node_is_left_and_given_back(
     job.pass_gates(20)
     moved = job.note("moved")
     assert moved["pairs"][0]["leaver"] == node
-    assert job.note("drained", node=node)["at"] - called_at < 15.0
+    assert job.note("drained", node=node)["at"] - called_at <= 6.0
     drained(cluster, node)
     assert job.info().state == "RUNNING"
     job.open_gate(40)
@@ -87,6 +87,7 @@ def test_resume_before_the_switch_cancels_the_move(
     job = TrainingJob.submit(cluster, tmp_path, gates=gates_of_a_move(20))
     job.warm(2)
     node = job.active_nodes()[0]
+    job.at_step(19)  # sooner, the move might be done before the first gate
     cluster.drain(node)
     job.note("event_drain", node=node)
     job.let_prepare(20)

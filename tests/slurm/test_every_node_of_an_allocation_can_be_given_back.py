@@ -60,7 +60,7 @@ def test_all_six_nodes_are_drained_one_after_another(wide: LocalCluster, tmp_pat
     job.warm(2)
     nodes = [str(entry["node"]) for entry in (job.files.status() or {})["nodes"]]
     controller = job.info().nodes[0]
-    assert len(nodes) == 6 and launched(job)
+    assert len(nodes) == 6 and controller in nodes and launched(job)
     moves = 0
     for number, (node, gate) in enumerate(zip(nodes, gates, strict=True), 1):
         moves += node in job.seats()
@@ -71,7 +71,7 @@ def test_all_six_nodes_are_drained_one_after_another(wide: LocalCluster, tmp_pat
         noted = job.note("drained", node=node)
         wide.wait_node(node, "IDLE+DRAIN", timeout_s=5.0)
         print(f"{node} drained_s={noted['at'] - called_at:.2f} controller={node == controller}")
-        assert noted["at"] - called_at < 15.0
+        assert noted["at"] - called_at <= 6.0
         came, refill_s = refilled(job, number)
         print(f"{came} refill_s={refill_s:.2f}")
         wide.resume(node)

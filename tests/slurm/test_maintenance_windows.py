@@ -75,6 +75,7 @@ def test_a_window_that_is_deleted_cancels_the_move(
     job = TrainingJob.submit(cluster, tmp_path, gates=gates_of_a_move(20), policy={"window_lead_s": LEAD_S})
     job.warm(2)
     node = job.active_nodes()[0]
+    job.at_step(19)  # sooner, the move might be done before the first gate
     reserve(cluster, node, LEAD_S - 10, "maint", "ignore_jobs")
     job.note("event_maintenance", node=node)
     job.let_prepare(20)

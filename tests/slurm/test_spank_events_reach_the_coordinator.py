@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import signal
@@ -17,9 +18,12 @@ import pytest
 from administration import administered_cluster, installed, open_directory  # noqa: F401
 from event_flood import flood
 from event_receiver import Receiver, allocation, make_job_dir, receiver
+from ordinary_user import let_in
 from waiting import until
 
+from tm_slurm.control.frames import encode
 from tm_slurm.coordinator.election import LeaderFile
+from tm_slurm.events.signed import signed_frame
 from tm_slurm.install import Installed
 from tm_slurm.localcluster import LocalCluster
 from tm_slurm.localcluster.processes import command_name
@@ -307,6 +311,44 @@ def test_two_users_jobs_on_a_node_do_not_reach_each_other(cluster: LocalCluster,
             )
         own.await_event("task_exit")
         assert other.events() == []
+
+
+def test_what_is_not_this_jobs_is_counted_and_changes_nothing(cluster: LocalCluster, place: Path) -> None:
+    """From another host, by another user: unsigned, made up, signed with another job's secret, told again,
+    and about another job. Of it all one event is taken, the one that root has signed."""
+    with allocation(cluster, "--nodelist=n1", user=USER) as job_id:
+        uid = pwd.getpwnam(USER).pw_uid
+        folder = place / "judged"
+        folder.mkdir()
+        os.chown(folder, uid, uid)
+        job_dir = make_job_dir(folder / "job", uid)
+        with receiver(cluster, job_dir, job_id, uid) as coordinator:
+            leader = LeaderFile.read(job_dir)
+            assert leader is not None
+            told = {"v": 1, "job": job_id, "restart": 0, "term": leader.term, "at": time.time(), "node": "n1"}
+            told |= {"kind": "drain", "source": "strigger", "fact": "", "reason": "made up"}
+            mine, theirs = (job_dir / "secret").read_bytes(), os.urandom(32)
+            good = signed_frame(mine, {**told, "kind": "node_join", "nonce": "a"})
+            frames = {
+                "unsigned": {"kind": "event", "event": told},
+                "malformed": signed_frame(mine, {**told, "v": 2, "nonce": "b"}),
+                "forged": signed_frame(theirs, {**told, "nonce": "c"}),
+                "accepted": good,
+                "replayed": good,
+                "foreign": signed_frame(mine, {**told, "job": job_id + 1, "nonce": "d"}),
+            }
+            send = ";".join(
+                ["import socket", f"s=socket.create_connection(('{cluster.address('ctl')}',{leader.port}),5)"]
+                + [f"s.sendall({encode(frame)!r});s.recv(4096)" for frame in frames.values()]
+            )
+            let_in(cluster)
+            cluster.run([sys.executable, "-c", send], node="n2", user=OTHER_USER, cwd="/", timeout_s=20.0)
+            coordinator.await_count("foreign")
+            counted = {what: count for what, count in coordinator.counts().items() if count}
+            assert counted == dict.fromkeys(frames, 1)
+            assert [event["what"] for event in coordinator.events()] == ["event_node_join"]
+            nodes = json.loads((job_dir / "status.json").read_text())["nodes"]
+            assert [node["notice"] for node in nodes] == [None] * len(cluster.node_names)
 
 
 def test_a_job_with_tm_off_is_not_told_of(cluster: LocalCluster, place: Path) -> None:

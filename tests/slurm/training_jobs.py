@@ -95,16 +95,21 @@ class TrainingJob:
         self.files = JobFiles(job_dir)
 
     @classmethod
-    def submit(cls, cluster: LocalCluster, directory: Path, **settings: Any) -> TrainingJob:
+    def submit(
+        cls, cluster: LocalCluster, directory: Path, *, user: str | None = None, **settings: Any
+    ) -> TrainingJob:
         config = directory / "config.yaml"
         config.write_text(config_text(directory, **settings))
-        return cls.submit_config(cluster, config)
+        return cls.submit_config(cluster, config, user=user)
 
     @classmethod
-    def submit_config(cls, cluster: LocalCluster, config: Path, **settings: Any) -> TrainingJob:
+    def submit_config(
+        cls, cluster: LocalCluster, config: Path, *, user: str | None = None, **settings: Any
+    ) -> TrainingJob:
         """Any config; `settings` are keys of it with __ for the dot, as in job__nodes=4."""
         words = [f"--set={key.replace('__', '.')}={value}" for key, value in settings.items()]
-        done = cluster.run([TM_SLURM, "submit", str(config), "--json", *words], timeout_s=60.0)
+        command = [TM_SLURM, "submit", str(config), "--json", *words]
+        done = cluster.run(command, user=user, cwd=config.parent, timeout_s=60.0)
         answer = json.loads(done.stdout)
         return cls(cluster, int(answer["job_id"]), Path(answer["job_dir"]))
 

@@ -13,7 +13,7 @@ from tm_slurm.coordinator import allocation
 from tm_slurm.coordinator.allocation import Allocation
 from tm_slurm.coordinator.model import JobState, Plan
 from tm_slurm.coordinator.slurm_side import SlurmSide
-from tm_slurm.coordinator.standby_jobs import Training, has_ended
+from tm_slurm.coordinator.training import Training, has_ended
 from tm_slurm.slurm import JobInfo, SlurmRefused, SlurmUnavailable
 from tm_slurm.submit.salloc import salloc_options
 from tm_slurm.submit.submission import script_text

@@ -20,12 +20,18 @@ def test_standbys_are_taken_from_the_jobs_nodes() -> None:
     assert asked_overrides({**JOB, "TM_SLURM_STANDBYS": "0"}) == {"job.standbys": 0, "job.nodes": 6}
 
 
+def test_a_controller_asks_for_them_on_top_of_the_active_nodes() -> None:
+    asked = asked_overrides({"SLURM_JOB_NUM_NODES": "1", "TM_SLURM_STANDBYS": "2"}, holds_nodes=False)
+    assert asked == {"job.standbys": 2}
+
+
 def test_policy_and_lead_are_keys_of_the_policy() -> None:
     asked = {"TM_SLURM_POLICY": "double-up,fail", "TM_SLURM_LEAD_MINUTES": "5"}
     assert asked_overrides(asked) == {
         "policy.on_no_standby": ["double-up", "fail"],
         "policy.window_lead_s": 300.0,
     }
+    assert asked_overrides({"TM_SLURM_OFF": "1"}) == {"policy.signed_events": False}
 
 
 @pytest.mark.parametrize(

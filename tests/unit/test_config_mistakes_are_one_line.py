@@ -152,6 +152,28 @@ def mistake(text: str | bytes, overrides: dict[str, Any] | None = None) -> str:
             "job.yaml:3: job.sbatch: 'nodes' cannot be set here: use job.nodes",
         ),
         (
+            TRAIN + "job:\n  sbatch: {tm-policy: wait}\n",
+            "job.yaml:3: job.sbatch: 'tm-policy' cannot be set here: use policy.on_no_standby",
+        ),
+        (
+            TRAIN + "job:\n  sbatch: {batch: svc}\n",
+            "job.yaml:3: job.sbatch: 'batch' cannot be set here: use job.batch_feature",
+        ),
+        (
+            TRAIN + "job: {nodes: 5, standbys: 1, constraint: gpu, batch_feature: svc}\n",
+            "job.yaml:2: job.constraint: expected one that names batch_feature svc, such as [gpu*5&svc*1], "
+            "found 'gpu'",
+        ),
+        (
+            TRAIN + "job: {batch_feature: 'a|b'}\n",
+            "job.yaml:2: job.batch_feature: expected the name of one node feature, found 'a|b'",
+        ),
+        (
+            TRAIN + "policy: {batch_host_drain: leave}\n",
+            "job.yaml:2: policy.batch_host_drain: expected one of keep, requeue, found 'leave'; "
+            "known are keep, requeue",
+        ),
+        (
             TRAIN + "job:\n  sbatch: {no-kill: false}\n",
             "job.yaml:3: job.sbatch: 'no-kill' cannot be set here: the job needs its own",
         ),

@@ -18,16 +18,21 @@ class Nodes:
     @staticmethod
     def load():
         {nodes}
+class Node:
+    @staticmethod
+    def load(name):
+        {node}
 class _Config:
     @staticmethod
     def load():
         return SimpleNamespace(version="26.05.5")
 slurmctld = SimpleNamespace(Config=_Config)
 """
-NODE = """return {"n1": SimpleNamespace(name="n1", state="IDLE+DRAIN", reason="two  words",
-            reason_user="root", reason_time=5, address="10.0.0.1", hostname="n1",
-            effective_cpus=4, total_cpus=4, boot_time=1, slurmd_start_time=2, partitions=["batch"],
-            slurm_version="26.05.5")}"""
+FIELDS = """state="IDLE+DRAIN", reason="two  words", reason_user="root", reason_time=5,
+            address="10.0.0.1", hostname="n1", effective_cpus=4, total_cpus=4, boot_time=1,
+            slurmd_start_time=2, partitions=["batch"], slurm_version="26.05.5\""""
+NODE = f"""return {{"n1": SimpleNamespace(name="n1", {FIELDS})}}"""
+MANY = f"""return {{f"n{{i}}": SimpleNamespace(name=f"n{{i}}", {FIELDS}) for i in range(1000)}}"""
 WELL = NodeInfo(name="n1", state=NodeState.parse("IDLE"))
 
 
@@ -44,9 +49,16 @@ def command_line(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str, release: str = "26.05") -> None:
-    """A pyslurm that behaves like that when it is asked for nodes, and a libslurm of this release."""
-    (tmp_path / "pyslurm.py").write_text(MODULE.replace("{nodes}", nodes))
+def pretend(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: str,
+    release: str = "26.05",
+    node: str = "raise RPCError",
+) -> None:
+    """A pyslurm that behaves like that when it is asked for all nodes, and for one, and a libslurm of this
+    release."""
+    (tmp_path / "pyslurm.py").write_text(MODULE.replace("{nodes}", nodes).replace("{node}", node))
     worker = tmp_path / "worker.py"
     worker.write_text(
         "from tm_slurm.slurm import pyslurm_worker as worker\n"
@@ -67,6 +79,26 @@ def test_it_is_asked_where_it_is_of_the_controllers_release(
     with pytest.raises(SlurmRefused, match="n7"):
         slurm.nodes(["n7"])
     assert not command_line
+    slurm.close()
+
+
+def test_of_many_nodes_only_those_that_are_asked_for_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: list[str]
+) -> None:
+    """All of them once, to know how many there are."""
+    count = f"os.open({str(tmp_path / 'all-')!r} + str(time.monotonic_ns()), os.O_CREAT); {MANY}"
+    one = f"""if name == "n7777": raise RPCError("Node 'n7777' does not exist")
+        if name == "n6666": raise RPCError("Access/permission denied")
+        return SimpleNamespace(name=name, {FIELDS})"""
+    pretend(tmp_path, monkeypatch, count, node=one)
+    slurm = PySlurm(strict=True)
+    for _ in range(3):
+        assert set(slurm.nodes(["n1", "n999", "n7777"])) == {"n1", "n999"}
+    assert len(list(tmp_path.glob("all-*"))) == 1
+    with pytest.raises(SlurmRefused, match="denied"):
+        slurm.nodes(["n1", "n6666"])
+    assert len(slurm.nodes([f"n{number}" for number in range(500)])) == 500
+    assert len(list(tmp_path.glob("all-*"))) == 2
     slurm.close()
 
 

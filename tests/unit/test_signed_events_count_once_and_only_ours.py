@@ -152,6 +152,15 @@ def test_what_is_not_signed_with_the_jobs_secret_is_refused() -> None:
     assert events.take(good, NOW) is not None, "nothing of it has changed anything"
 
 
+def test_a_job_that_wants_no_events_takes_none() -> None:
+    unwanting = SignedEvents(
+        SECRET, job_id=JOB, term=TERM, nodes={"n1"}, episodes=Episodes(), handled=[], wanted=False
+    )
+    assert refusal(unwanting, signed()) == "unwanted"
+    assert refusal(unwanting, signed_frame(b"x" * 32, payload())) == "forged"
+    assert unwanting.counts == Counter(unwanted=1, forged=1)
+
+
 async def send(port: int, *frames: bytes) -> list[dict[str, Any]]:
     """Send frames over one connection; the answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

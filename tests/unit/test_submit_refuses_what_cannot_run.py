@@ -70,6 +70,16 @@ def test_a_job_is_submitted(login: Login) -> None:
     assert os.readlink(log) == answer["log"]
 
 
+def test_options_are_called_as_those_of_the_plugin(login: Login) -> None:
+    typed = ["--tm-standbys=1", "--tm-policy=wait,fail", "--tm-lead=5", "--tm-off", "--json"]
+    result = login.submit(*typed)
+    assert result.exit_code == 0, result.output
+    written = load(Path(json.loads(result.stdout)["job_dir"]) / "config.yaml")
+    assert written.job.standbys == 1 and written.policy.on_no_standby == ["wait", "fail"]
+    assert written.policy.window_lead_s == 300.0 and not written.policy.signed_events
+    assert " --unheard) ||" in (login.root / "script").read_text(), "the plugin is told nothing of the job"
+
+
 def test_what_is_said_to_people(login: Login) -> None:
     assert login.submit().stdout == (
         f"job 7: 4 nodes and 2 standbys\ndirectory {login.root / 'tm-slurm-jobs' / '7'}\ntm-slurm status 7\n"
@@ -143,6 +153,16 @@ def test_a_submission_from_inside_another_job_inherits_nothing_of_it(
             ["--set", "job.exclude=n[5-6]"],
             "job.nodes 4 and job.standbys 2 need 6 nodes, partition batch has 4 for a job",
         ),
+        (
+            "",
+            ["--tm-policy", "wait,pray"],
+            "--policy: expected some of wait, double-up, shrink, requeue, fail, found 'pray'",
+        ),
+        (
+            "",
+            ["--set", "job.batch_feature=svc", "--launch", "allocation"],
+            "--set job.batch_feature: expected none with launch: allocation, where there is no batch script",
+        ),
         ("", ["--set", "job.exclude=n[5-"], "job.exclude: host list 'n[5-': a '[' is never closed"),
     ],
 )
@@ -198,6 +218,17 @@ def test_sbatch_that_says_no_is_quoted(login: Login, words: str, code: int, key:
     assert result.exit_code == code
     assert result.stderr == f"Error: {key}sbatch: error: Batch job submission failed: {words}\n"
     assert not (login.root / "tm-slurm-jobs" / "7").exists()
+
+
+def test_a_feature_of_the_batch_host_that_there_is_not(login: Login) -> None:
+    for why in (
+        "Invalid feature specification",
+        "Job --batch option is invalid or not a subset of --constraints",
+    ):
+        words = f"sbatch: error: Batch job submission failed: {why}"
+        login.program("sbatch", f"echo '{words}' >&2; exit 1")
+        result = login.submit("--set", "job.batch_feature=svc")
+        assert (result.exit_code, result.stderr) == (2, f"Error: job.batch_feature: {words}\n")
 
 
 def test_more_cpus_than_any_node_has(login: Login) -> None:

@@ -85,6 +85,14 @@ def test_without_a_time_limit_the_partition_decides() -> None:
     assert "--wckey" not in text
 
 
+def test_the_batch_host_is_asked_for_by_its_feature() -> None:
+    alone = script_text(resolved("job: {batch_feature: svc}\ntrain: {module: t}"), SUBMISSION)
+    assert "#SBATCH --batch=svc\n" in alone and "#SBATCH --constraint='svc*1'\n" in alone
+    among = "job: {batch_feature: svc, constraint: 'gpu*5&svc*1'}\ntrain: {module: t}"
+    text = script_text(resolved(among), SUBMISSION)
+    assert "#SBATCH --batch=svc\n" in text and "#SBATCH --constraint='gpu*5&svc*1'\n" in text
+
+
 def test_the_example_through_the_template() -> None:
     config = resolved(ROOT / "configs" / "char_gpt.yaml")
     compare(

@@ -53,6 +53,16 @@ def test_what_an_outer_job_left_does_not_reach_srun(batch: Batch) -> None:
     assert environment["SLURM_JOB_NODELIST"] == "n[1-6]"
 
 
+def test_a_job_that_is_off_is_told_of_by_nobody(batch: Batch) -> None:
+    assert batch.run(TM_SLURM_OFF="1").returncode == 0
+    _, environment = batch.call()
+    assert environment["TM_SLURM_OFF"] == "1" and "TM_SLURM_EVENTS_TO" not in environment
+    assert not load(batch.job_dir / "config.yaml").policy.signed_events
+    assert batch.run(str(batch.config), "policy.signed_events=true", TM_SLURM_OFF="1").returncode == 0
+    _, environment = batch.call()
+    assert environment["TM_SLURM_EVENTS_TO"] == str(batch.job_dir)
+
+
 def test_overrides_stand_behind_the_configuration(batch: Batch) -> None:
     assert batch.run(str(batch.config), "train.steps=9", "job.name=x y").returncode == 0
     written = load(batch.job_dir / "config.yaml")

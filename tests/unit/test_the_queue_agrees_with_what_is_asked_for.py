@@ -4,6 +4,7 @@ names, and takes out what nobody asks for."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from tm_slurm.config import loads
 from tm_slurm.coordinator import standby_jobs
 from tm_slurm.coordinator.model import Ask, JobState, Node, Plan
-from tm_slurm.coordinator.standby_jobs import StandbyJobs, Training
+from tm_slurm.coordinator.standby_jobs import StandbyJobs
+from tm_slurm.coordinator.training import Training
 from tm_slurm.slurm import QueuedJob, SlurmRefused, SlurmUnavailable
 from tm_slurm.submit.standby import standby_config
 
@@ -30,11 +32,10 @@ class FakeSlurm:
         self.silent = 0
 
     def queued(self, name_prefix: str) -> list[QueuedJob]:
-        assert name_prefix == "tm-standby-7."
         if self.silent:
             self.silent -= 1
             raise SlurmUnavailable("no answer")
-        return self.jobs
+        return [job for job in self.jobs if job.name.startswith(name_prefix)]
 
     def cancel(self, job_id: int) -> None:
         self.cancelled.append(job_id)
@@ -75,7 +76,7 @@ def look(
         await (jobs.sweep() if sweep else jobs._look())
 
     if monkeypatch is not None:
-        monkeypatch.setattr(standby_jobs, "_answer_of", submit)
+        monkeypatch.setattr(standby_jobs, "answer_of", submit)
     asyncio.run(main())
     return [*fed, *commands]
 
@@ -161,3 +162,16 @@ def test_a_standby_job_is_asked_for_as_the_training_job_was() -> None:
     assert (job.partition, job.account, job.qos, job.constraint) == ("gpu", "a", "q", "h200")
     assert (job.exclude, job.time_limit, job.sbatch) == ("n9,n1,n2", 45, {"nice": 5})
     assert standby_config(config, called="x", exclude="", minutes=None).job.time_limit == 600
+
+
+@pytest.mark.parametrize(
+    ("constraint", "of_one"),
+    [(None, None), ("svc", None), ("gpu*5&svc*1", "gpu"), ("[gpu*5&svc*1]", "gpu"), ("a&b&svc*1", "a&b")],
+)
+def test_a_standby_job_need_not_be_on_a_node_for_the_batch_script(
+    constraint: str | None, of_one: str | None
+) -> None:
+    config = loads("job: {batch_feature: svc}\ntrain: {module: x}\n", name="test")
+    config = replace(config, job=replace(config.job, constraint=constraint))
+    job = standby_config(config, called="x", exclude="", minutes=None).job
+    assert (job.constraint, job.batch_feature) == (of_one, None)

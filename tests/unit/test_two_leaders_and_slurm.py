@@ -13,7 +13,7 @@ from loopback_job import Job
 
 from tm_slurm.coordinator.model import JobState, Notice, Plan
 from tm_slurm.coordinator.slurm_side import SlurmSide
-from tm_slurm.coordinator.standby_jobs import Training
+from tm_slurm.coordinator.training import Training
 from tm_slurm.events import Event
 from tm_slurm.slurm import JobInfo, NodeInfo, NodeState, ReservationInfo
 

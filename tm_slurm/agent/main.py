@@ -28,7 +28,7 @@ from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.election import Leadership, LeaderWatch
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import Plan
-from tm_slurm.coordinator.standby_jobs import Training, has_ended
+from tm_slurm.coordinator.training import Training, has_ended
 from tm_slurm.slurm import Slurm, SlurmUnavailable, reachable_address
 from tm_slurm.slurm import connect as connect_to_slurm
 
@@ -124,6 +124,7 @@ class Agent:
             stop_lead_s=float(self._config.job.signal_delay_s),
             refill=self._config.policy.refill,
             elastic=self._config.policy.elastic,
+            batch_host_drain=self._config.policy.batch_host_drain,
         )
 
     async def run(self) -> int:
@@ -196,6 +197,7 @@ class Agent:
                 watchdog_floor_s=policy.watchdog_floor_s,
                 watchdog_factor=policy.watchdog_factor,
                 metrics_port=policy.metrics_port,
+                signed_events=policy.signed_events,
             ),
             sure=sure,
         )

@@ -17,18 +17,41 @@ _KEYS = {
     "--standbys": "job.standbys",
     "--job-name": "job.name",
     "--launch": "job.launch",
+    "--policy": "policy.on_no_standby",
+    "--lead": "policy.window_lead_s",
+    "--tm-off": "policy.signed_events",
 }
+MOST_LEAD_MINUTES = 7 * 24 * 60
+"""As for sbatch's --tm-lead."""
 
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--nodes", type=int, help="Active nodes (job.nodes).")
-@click.option("--standbys", type=int, help="Nodes in reserve (job.standbys).")
+@click.option("--standbys", "--tm-standbys", type=int, help="Nodes in reserve (job.standbys).")
 @click.option("--job-name", help="The job's name (job.name).")
 @click.option(
     "--launch",
     type=click.Choice(["batch", "allocation"]),
     help="How the nodes are got (job.launch): in `allocation` each can be given back, the first too.",
+)
+@click.option(
+    "--policy",
+    "--tm-policy",
+    metavar="LIST",
+    help="What to do without a standby, such as double-up,fail (policy.on_no_standby).",
+)
+@click.option(
+    "--lead",
+    "--tm-lead",
+    metavar="MINUTES",
+    type=click.IntRange(1, MOST_LEAD_MINUTES),
+    help="Leave nodes so long before their maintenance window (policy.window_lead_s).",
+)
+@click.option(
+    "--tm-off",
+    is_flag=True,
+    help="Root's programs on the nodes are not to tell anything (policy.signed_events).",
 )
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any key, such as train.steps=50."
@@ -42,6 +65,9 @@ def submit(
     standbys: int | None,
     job_name: str | None,
     launch: str | None,
+    policy: str | None,
+    lead: int | None,
+    tm_off: bool,
     settings: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
@@ -50,6 +76,9 @@ def submit(
 
     \b
     tm-slurm submit configs/char_gpt.yaml --standbys 1 --set train.steps=50
+
+    Options that begin with --tm- are those that sbatch, srun and salloc have where an administrator has
+    installed tm_slurm's plugin.
 
     Prints the job's id and its directory. Everything that can be checked beforehand is, and then nothing is
     submitted.
@@ -66,7 +95,8 @@ def submit(
     from tm_slurm.submit.job_dir import JobDirError, resolve
 
     named: dict[str, Any] = {"--nodes": nodes, "--standbys": standbys, "--job-name": job_name}
-    named["--launch"] = launch
+    named |= {"--launch": launch, "--policy": None if policy is None else policy.split(",")}
+    named |= {"--lead": None if lead is None else 60.0 * lead, "--tm-off": False if tm_off else None}
     overrides = {_KEYS[option]: value for option, value in named.items() if value is not None}
     said = {_KEYS[option]: option for option, value in named.items() if value is not None}
     try:

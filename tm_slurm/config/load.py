@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tm_slurm.config import yaml_text
-from tm_slurm.config.model import SECTIONS, Config, ImpossibleValue
+from tm_slurm.config.impossible import ImpossibleValue
+from tm_slurm.config.model import SECTIONS, Config
 from tm_slurm.config.yaml_text import Entry, YamlError
 
 _Section = TypeVar("_Section")

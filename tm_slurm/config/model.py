@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from tm_slurm.config.impossible import ImpossibleValue
+from tm_slurm.config.sbatch_options import check_sbatch_options, features_of
 from tm_slurm.config.time_limit import TimeLimitError, parse_time_limit
 
 SLOWEST_BYTES_S = 100e6
@@ -22,16 +24,8 @@ LEAVING_S = 20
 NO_STANDBY_CHOICES = ("wait", "double-up", "shrink", "requeue", "fail")
 SnapshotChoice = Literal["auto", "always", "never"]
 LaunchChoice = Literal["batch", "allocation"]
+BatchHostChoice = Literal["keep", "requeue"]
 NonfiniteChoice = Literal["ignore", "redo", "stop"]
-
-
-class ImpossibleValue(ValueError):
-    """A value of the right type that cannot be: `key` is its name in its section, `problem` the rest."""
-
-    def __init__(self, key: str, problem: str) -> None:
-        super().__init__(f"{key}: {problem}")
-        self.key = key
-        self.problem = problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +56,12 @@ class JobConfig:
     ] = 120
     max_requeues: Annotated[int, "a job that was started again so often is not requeued any more"] = 3
     constraint: Annotated[str | None, "node features, as for `sbatch --constraint`"] = None
+    batch_feature: Annotated[
+        str | None,
+        "feature of the node that the batch script runs on (`sbatch --batch`), the one that cannot be given "
+        "back: a service node, say; without `constraint`, one node with it is asked for; a `constraint` has "
+        "to name it (`[gpu*5&service*1]`)",
+    ] = None
     exclude: Annotated[str | None, "nodes not to use, as a host list"] = None
     reservation: Annotated[str | None, "reservation to run in"] = None
     memory: Annotated[
@@ -112,7 +112,24 @@ class JobConfig:
             for text in value if isinstance(value, list) else [value]:
                 if isinstance(text, str) and (not text.isprintable() or not text.strip()):
                     raise ImpossibleValue(key.name, f"expected one line of printable text, found {text!r}")
-        _check_sbatch_options(self.sbatch)
+        self._check_batch_feature()
+        check_sbatch_options(self.sbatch)
+
+    def _check_batch_feature(self) -> None:
+        feature = self.batch_feature
+        if feature is None:
+            return
+        if not re.fullmatch(r"[\w.:=+-]+", feature):
+            raise ImpossibleValue(
+                "batch_feature", f"expected the name of one node feature, found {feature!r}"
+            )
+        if self.launch == "allocation":
+            problem = "expected none with launch: allocation, where there is no batch script"
+            raise ImpossibleValue("batch_feature", f"{problem}, found {feature!r}")
+        if self.constraint is not None and feature not in features_of(self.constraint):
+            example = f"[{self.constraint}*{self.all_nodes - 1}&{feature}*1]"
+            problem = f"expected one that names batch_feature {feature}, such as {example}"
+            raise ImpossibleValue("constraint", f"{problem}, found {self.constraint!r}")
 
     def _check_ranks(self, ranks: int) -> None:
         if ranks < 1 or ranks % self.ranks_per_node:
@@ -260,6 +277,17 @@ class PolicyConfig:
         "directory's metrics_targets.json says, for file_sd_configs); 0: any free one; without it there are "
         "none",
     ] = None
+    signed_events: Annotated[
+        bool,
+        "hear what root's programs on the nodes tell (SPANK plugin, prolog, epilog, health checks, "
+        "triggers), where an administrator has installed them",
+    ] = True
+    batch_host_drain: Annotated[
+        BatchHostChoice,
+        "when the node of the batch script should be given back, which Slurm cannot take out of a running "
+        "job: `keep` (its ranks move away, and it stays DRAINING until the job ends), or `requeue` (the job "
+        "writes a checkpoint and goes back into the queue, at most job.max_requeues times)",
+    ] = "keep"
     release: Annotated[bool, "give the leaver's node back to Slurm when its ranks have moved"] = True
     refill: Annotated[
         bool,
@@ -378,49 +406,6 @@ SECTIONS: Mapping[str, type] = {
     "comm": CommConfig,
     "standby": StandbyConfig,
 }
-
-# What the configuration says in its own words, and the option it would contradict.
-_OPTIONS_WITH_A_KEY = {
-    "account": "account",
-    "comment": None,
-    "constraint": "constraint",
-    "cpus-per-gpu": "cpus_per_rank",
-    "cpus-per-task": "cpus_per_rank",
-    "error": None,
-    "exclude": "exclude",
-    "gpus-per-node": "gpus_per_rank",
-    "gpus-per-task": "gpus_per_rank",
-    "job-name": "name",
-    "mem": "memory",
-    "no-kill": None,
-    "nodes": "nodes",
-    "ntasks": "ranks_per_node",
-    "ntasks-per-node": "ranks_per_node",
-    "open-mode": None,
-    "output": None,
-    "partition": "partition",
-    "qos": "qos",
-    "requeue": None,
-    "reservation": "reservation",
-    "signal": "signal_delay_s",
-    "time": "time_limit",
-}
-
-
-def _check_sbatch_options(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            raise ImpossibleValue("sbatch", f"expected a long option such as mail-user, found {name!r}")
-        if name in _OPTIONS_WITH_A_KEY:
-            key = _OPTIONS_WITH_A_KEY[name]
-            advice = f"use job.{key}" if key else "the job needs its own"
-            raise ImpossibleValue("sbatch", f"{name!r} cannot be set here: {advice}")
-        if not isinstance(value, (str, int, float, bool)):
-            raise ImpossibleValue("sbatch", f"expected text, a number or true for {name!r}, found {value!r}")
-        if not str(value).isprintable():
-            raise ImpossibleValue(
-                "sbatch", f"expected one line of printable text for {name!r}, found {value!r}"
-            )
 
 
 def _at_least(section: object, least: Mapping[str, int]) -> None:

@@ -211,6 +211,12 @@ class Decisions(Refilling):
         else:
             self._tell_rank(state.pacer(), {"kind": "checkpoint"})
 
+    def _stop_no_more(self) -> None:
+        """What it was to stop for is taken back."""
+        state = self.state
+        self._note("stop_cancelled", window=state.stopping_for)
+        state.stopping, state.stopping_for, state.begins = "", "", None
+
     def _on_stop_expired(self, given: Input) -> None:
         """The checkpoint has not come, and what is left of the time is needed to leave in order."""
         state = self.state
@@ -240,7 +246,7 @@ class Decisions(Refilling):
             event["id"], event["kind"], event.get("reason", ""), self.now, event["source"], gives_back
         )
         node.notice.window, node.notice.deadline = event.get("window", ""), event.get("deadline")
-        if self.state.finishing:
+        if self.state.finishing or self._stops_for(node):
             return
         if node.standing == "standby":
             if not gives_back:
@@ -251,6 +257,21 @@ class Decisions(Refilling):
             self._lost(node)
         elif node.standing == "expected" and not self.state.started:
             self._swap_before_start(node)
+
+    def _stops_for(self, node: Node) -> bool:
+        """Whether the whole job goes back into the queue for a node that it cannot be without."""
+        plan, notice = self.state.plan, node.notice
+        wanted_back = notice is not None and notice.gives_back and notice.kind != "down"
+        if not (node.batch_host and wanted_back and plan.batch_host_drain == "requeue"):
+            return False
+        if plan.requeues_left <= 0 or not plan.release or node.standing in ("lost", "released"):
+            return False
+        if not self.state.stopping:
+            self.state.stopping_for = _stop_for(node)
+        assert notice is not None
+        reason = f"batch host {node.name} should be given back ({notice.reason or notice.kind})"
+        self._stop_soon({"kind": notice.kind, "reason": reason, "window": _stop_for(node)})
+        return True
 
     def _about_to_take_ranks(self, node: Node) -> bool:
         """Whether it is too late to leave as a standby: once it has the ranks they are moved on."""
@@ -275,6 +296,8 @@ class Decisions(Refilling):
         if node.notice is None or (node.notice.kind == "down" and node.agent_up):
             return
         node.notice = None
+        if self.state.stopping_for == _stop_for(node):
+            self._stop_no_more()
         move = self.state.move
         if move is not None and node.name in move.leavers():
             self._stop_move(f"node {node.name} was resumed")
@@ -297,9 +320,9 @@ class Decisions(Refilling):
                 fields = {"window": window.id, "nodes": list(window.nodes)}
                 self._note("window", **fields, opens_in_s=window.opens_at - self.now)
         imminent = windows.imminent(state, self.now)
-        if state.stopping_for and state.stopping_for not in {window.id for window in imminent}:
-            self._note("stop_cancelled", window=state.stopping_for)
-            state.stopping, state.stopping_for, state.begins = "", "", None
+        for_a_window = state.stopping_for.startswith(windows.ID)
+        if for_a_window and state.stopping_for not in {window.id for window in imminent}:
+            self._stop_no_more()
         if not imminent:
             state.begins = None
         for node in state.nodes.values():
@@ -431,3 +454,8 @@ class Decisions(Refilling):
 
     def _on_stop(self, given: Input) -> None:
         self._end("failed", int(given.get("exit_code", 1)), given["reason"])
+
+
+def _stop_for(node: Node) -> str:
+    """What `JobState.stopping_for` is when the job stops for its batch host."""
+    return f"node/{node.name}"

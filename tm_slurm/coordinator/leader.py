@@ -34,8 +34,8 @@ from tm_slurm.coordinator.requests import Requests
 from tm_slurm.coordinator.shrinking import reports_of_all
 from tm_slurm.coordinator.signed_events import SignedDoor
 from tm_slurm.coordinator.slurm_side import SlurmSide
-from tm_slurm.coordinator.standby_jobs import Training
 from tm_slurm.coordinator.status import status_of
+from tm_slurm.coordinator.training import Training
 from tm_slurm.coordinator.wards import Wards, wards_of
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Episodes, Event, EventError
@@ -72,6 +72,7 @@ class Limits:
     watchdog_floor_s: float = 60.0
     watchdog_factor: float = 10.0
     metrics_port: int | None = None
+    signed_events: bool = True
 
 
 class Leader:
@@ -159,6 +160,7 @@ class Leader:
                 episodes=Episodes() if self._slurm_side is None else self._slurm_side.episodes,
                 handled=self._seen,
                 job_of=lambda node: self.state.nodes[node].job_id,
+                wanted=limits.signed_events,
             ),
             self._feed,
             self._presence,

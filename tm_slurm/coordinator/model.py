@@ -320,6 +320,7 @@ class Plan:
     stop_lead_s: float = 120.0
     finish_timeout_s: float = 600.0
     stop_timeout_s: float = 100.0
+    batch_host_drain: str = "keep"
     refill: bool = False
     elastic: bool = False
 
@@ -414,7 +415,8 @@ class JobState:
     """why the job goes back into the queue as soon as its checkpoint is written"""
     stopping_since: float = 0.0
     stopping_for: str = ""
-    """id of the window that it stops for, if it does for one"""
+    """id of the window that it stops for, or `node/NAME` of its batch host, if it does for such:
+    then that may still be taken back"""
     begins: float | None = None
     """Unix seconds: it is not to start again before"""
     outlook: dict[str, Any] = field(default_factory=dict)

@@ -15,7 +15,8 @@ from typing import Any
 from tm_slurm.coordinator.allocation import give_all_back, watch_controller
 from tm_slurm.coordinator.lookout import Lookout
 from tm_slurm.coordinator.model import JobState
-from tm_slurm.coordinator.standby_jobs import StandbyJobs, Training
+from tm_slurm.coordinator.standby_jobs import StandbyJobs
+from tm_slurm.coordinator.training import Training
 from tm_slurm.events import Episodes, Event, NodeWatch
 from tm_slurm.slurm import NodeState, ResizeBlocked, Slurm, SlurmRefused, SlurmUnavailable
 

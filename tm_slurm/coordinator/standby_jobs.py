@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tm_slurm.coordinator.allocation import Allocation
 from tm_slurm.coordinator.model import Ask, JobState
+from tm_slurm.coordinator.submitting import answer_of, submission
+from tm_slurm.coordinator.sweeper_job import SweeperJob
+from tm_slurm.coordinator.training import IS_ENDING, Training, has_ended
 from tm_slurm.slurm import QueuedJob, Slurm, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger("tm_slurm.leader")
@@ -27,53 +25,10 @@ log = logging.getLogger("tm_slurm.leader")
 LOOK_S = 0.2
 """Between looks at what is asked for; Slurm is asked at most once in a poll interval."""
 
-SUBMIT_LIMIT_S = 75.0
-"""sbatch itself has 60 (tm_slurm.submit.submission)."""
-
-REFUSED_CODE = 2
-"""of tm_slurm.submit.standby: Slurm has answered, and the answer is no."""
-
 ENDS_BY_ITSELF_S = 1.5
 """A standby job whose agent has ended is over so soon; later it is cancelled."""
 
 SWEEP_LIMIT_S = 10.0
-
-IS_ENDING = frozenset({"COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"})
-"""Nothing of it can come any more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """The job that standby jobs are for. `attempt`: how often training has been started before; `restarts`:
-    how often Slurm has restarted that very job."""
-
-    job_id: int
-    attempt: int
-    job_dir: Path
-    restarts: int
-    controller: int | None = None
-    """the job of the controller that has asked for it, in launch mode `allocation`"""
-    without_script: bool = False
-    """whether it is an allocation without a batch script"""
-
-    @classmethod
-    def of(cls, job_dir: Path, job_id: int, attempt: int) -> Training:
-        """As the job directory tells."""
-        allocation = Allocation.read(job_dir)
-        if allocation is None:
-            return cls(job_id=job_id, attempt=attempt, job_dir=job_dir, restarts=attempt)
-        controller = allocation.controller
-        known: dict[str, Any] = {"restarts": 0, "controller": controller, "without_script": True}
-        return cls(job_id=job_id, attempt=attempt, job_dir=job_dir, **known)
-
-    @property
-    def prefix(self) -> str:
-        """How the names of its standby jobs begin, whichever attempt they are of."""
-        return f"tm-standby-{self.job_id}."
-
-    def name_of(self, ask: int) -> str:
-        """How the name of the standby job for an ask begins."""
-        return f"{self.prefix}{self.attempt}.{ask}."
 
 
 class StandbyJobs:
@@ -99,6 +54,7 @@ class StandbyJobs:
         self._leads = leads
         self._poll_interval_s = poll_interval_s
         self._changing = asyncio.Lock()
+        self._sweeper = SweeperJob(slurm=slurm, training=training, leads=leads)
 
     async def look_for_ever(self) -> None:
         """Until it is cancelled. What an earlier start of the job has left in the queue is cancelled."""
@@ -132,6 +88,9 @@ class StandbyJobs:
                 for job_id in queue.keys() - {ask.job_id for ask in self._state.asks.values()}:
                     if not queue[job_id].name.startswith(unsure):  # else the next look will tell
                         await self._cancel(job_id, "nobody asks for it")
+                coming = {ask.job_id for ask in self._state.asks.values() if ask.is_coming}
+                pending = {job.job_id for job in queue.values() if job.state == "PENDING"}
+                await self._sweeper.tend(waits=bool(coming & pending))
         except (SlurmUnavailable, SlurmRefused) as error:
             log.warning("standby jobs are left as they are for now reason=%s", error)
 
@@ -157,13 +116,12 @@ class StandbyJobs:
                 await self._submit(ask)
 
     async def _submit(self, ask: Ask) -> None:
-        training = self._training
-        command = [sys.executable, "-m", "tm_slurm.submit.standby", "--job-dir", str(training.job_dir)]
-        command += [f"--of={training.job_id}", f"--attempt={training.attempt}", f"--ask={ask.number}"]
-        command += [f"--called={training.name_of(ask.number)}", f"--exclude={','.join(ask.exclude)}"]
+        called = self._training.name_of(ask.number)
+        command = submission("tm_slurm.submit.standby", self._training, called)
+        command += [f"--ask={ask.number}", f"--exclude={','.join(ask.exclude)}"]
         command += [] if ask.minutes is None else [f"--minutes={ask.minutes}"]
         try:
-            job_id = await asyncio.to_thread(_answer_of, command)
+            job_id = await asyncio.to_thread(answer_of, command)
         except SlurmRefused as error:
             log.warning("Slurm refuses a standby job ask=%d reason=%s", ask.number, error)
             self._feed({"kind": "standby_job_refused", "ask": ask.number, "why": str(error)})
@@ -220,45 +178,8 @@ class StandbyJobs:
                 try:
                     for job_id in (await self._queue()).keys() - joined:
                         await self._cancel(job_id, "the job is over")
+                    await self._sweeper.end()
                     return
                 except (SlurmUnavailable, SlurmRefused) as error:
                     log.warning("standby jobs could not be cancelled yet reason=%s", error)
                 await asyncio.sleep(LOOK_S)
-
-
-def has_ended(slurm: Slurm, training: Training) -> bool:
-    """Whether the training job is over or has been requeued; False as long as nobody can tell."""
-    if training.without_script:
-        allocation = Allocation.read(training.job_dir)
-        if allocation is not None and allocation.job_id == training.job_id and allocation.given_back:
-            return False
-    try:
-        job = slurm.job(training.job_id)
-    except SlurmUnavailable:
-        return False
-    except SlurmRefused:  # it is over for so long that Slurm knows it no longer
-        return True
-    return job.is_over or job.state in IS_ENDING or job.restarts != training.restarts
-
-
-def _answer_of(command: list[str]) -> int:
-    """Submit; the id of the job. In a process of its own: submitit need not be in the leader's."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            check=False,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=SUBMIT_LIMIT_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SlurmUnavailable(f"no standby job was submitted within {SUBMIT_LIMIT_S:g} s") from error
-    words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-    if done.returncode == REFUSED_CODE:
-        raise SlurmRefused(words)
-    answer = done.stdout.split()
-    if done.returncode or not answer or not answer[-1].isdigit():
-        raise SlurmUnavailable(f"no standby job was submitted: {words}")
-    return int(answer[-1])

@@ -16,6 +16,9 @@ from tm_slurm.coordinator.model import ComingWindow, JobState, Node
 LEAD_S = 600.0
 """How long before a window its nodes are left, unless the config says otherwise or preparing takes longer."""
 
+ID = "window/"
+"""How the ids of windows begin."""
+
 LEARNED_TIMES = 3.0
 """What has taken so long before is given so many times as long."""
 
@@ -37,7 +40,7 @@ def coming(state: JobState, given: Input) -> list[ComingWindow]:
     ahead = float(given["at"]) - float(given["wall"])
     return [
         ComingWindow(
-            id=f"window/{told['name']}/{told['opens']:.0f}",
+            id=f"{ID}{told['name']}/{told['opens']:.0f}",
             name=str(told["name"]),
             nodes=tuple(name for name in told["nodes"] if name in state.nodes),
             opens_at=float(told["opens"]) + ahead,

@@ -134,9 +134,12 @@ def inactive_limit(settings: Settings) -> Finding:
     if found is None:
         return _unknown(check)
     if found:
-        meaning = "when the batch host is lost its srun is gone, and Slurm ends the step on all other nodes"
-        return warned(check, f"{found} s", meaning, f"slurm.conf: InactiveLimit=0; {RECONFIGURE}")
-    return passed(check, "0", "a job whose batch host is lost goes on")
+        meaning = (
+            "Slurm ends an allocation whose salloc is gone: no batch job, and no job with launch: allocation "
+            "(salloc --no-shell)"
+        )
+        return passed(check, f"{found} s", meaning)
+    return passed(check, "0", "nothing ends because its srun or salloc is gone")
 
 
 def private_data(settings: Settings) -> Finding:

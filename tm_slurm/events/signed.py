@@ -26,10 +26,11 @@ WINDOW_S = 300.0
 REASON_MAX = 400
 _NAME_MAX = 255
 
-Why = Literal["unsigned", "malformed", "forged", "stale", "replayed", "foreign"]
+Why = Literal["unsigned", "malformed", "forged", "stale", "replayed", "foreign", "unwanted"]
 """unsigned: no mac; malformed: not what a payload is; forged: the mac is not by this job's secret (another
 user's, say); stale: of another leader's term, or from another time; replayed: the nonce was used before;
-foreign: about another job, or a node that is none of this job."""
+foreign: about another job, or a node that is none of this job; unwanted: the job is to hear of none
+(policy.signed_events)."""
 
 REFUSALS: tuple[Why, ...] = get_args(Why)
 
@@ -107,7 +108,9 @@ class SignedEvents:
         episodes: Episodes,
         handled: list[Event],
         job_of: Callable[[str], int | None] = lambda node: None,
+        wanted: bool = True,
     ) -> None:
+        self._wanted = wanted
         self._secret = secret
         self._job_id = job_id
         self._job_of = job_of
@@ -135,6 +138,8 @@ class SignedEvents:
 
     def _take(self, frame: Message, now: float) -> Event | None:
         payload = _Payload.read(self._proved(frame))
+        if not self._wanted:
+            raise EventRefused("unwanted", "the job is to hear of none: policy.signed_events")
         if payload.node not in self._nodes or payload.job != self._expected_job(payload.node):
             raise EventRefused("foreign", f"job {payload.job} node {payload.node} is not of this job")
         if payload.term != self._term:

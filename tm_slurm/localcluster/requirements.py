@@ -122,6 +122,12 @@ def _namespaces_obstacle() -> str | None:
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["unshare failed"])[-1]
 
 
+def slurm_release() -> str:
+    """The same as Slurm writes it: 22.05.8. LocalClusterError."""
+    year, month, patch = slurm_version()
+    return f"{year}.{month:02}.{patch}"
+
+
 @cache
 def slurm_version() -> tuple[int, int, int]:
     """The installed release, for example (22, 5, 8).

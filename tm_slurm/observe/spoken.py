@@ -44,7 +44,7 @@ WORDS = {
     "checkpoint_found": "checkpoint of step {step} found",
     "window": "reservation over {nodes} in {opens_in_s:.0f} s",
     "window_gone": "{node}: reservation {window} is gone",
-    "stop_cancelled": "reservation {window} is gone: the job stays",
+    "stop_cancelled": "the job stays: {window} is no reason to stop any more",
     "substituted": "{by} starts in place of {node}, which has not come",
     "promoted": "standby {node} is rank {rank}",
     "join_failed": "rank {rank} could not join on {node}: {why}",

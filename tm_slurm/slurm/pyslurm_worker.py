@@ -17,6 +17,12 @@ from typing import Any
 
 import pyslurm
 
+ONE_NODE_COSTS = 250
+"""Loading one node costs as much as so many of those that are loaded together. Measured with 26.05: one takes
+0.6 ms (it is two questions), all of 1,000 take 2 ms, all of 4,000 take 16."""
+
+NO_SUCH_NODE = ("does not exist", "invalid node name")
+
 RELEASE = re.compile(rb"\0(\d\d\.\d\d)\.\d+(?:-\w+)?\0")
 NO_LIMIT = {None, "UNLIMITED", "INFINITE"}
 
@@ -38,8 +44,35 @@ def releases(_: Any) -> dict[str, str]:
 
 def nodes(names: list[str]) -> list[dict[str, Any]]:
     """Fields of NodeInfo, of those nodes that Slurm knows."""
-    found = pyslurm.Nodes.load()
-    return [node_fields(found[name]) for name in names if name in found]
+    if _cluster.is_worth_loading_whole(len(names)):
+        found = pyslurm.Nodes.load()
+        _cluster.size = len(found)
+        return [node_fields(found[name]) for name in names if name in found]
+    loaded = map(_node, names)
+    return [node_fields(node) for node in loaded if node is not None]
+
+
+class _Cluster:
+    """How many nodes there are, as far as is known: pyslurm loads one of them or all."""
+
+    size: int | None = None
+
+    def is_worth_loading_whole(self, count: int) -> bool:
+        """Whether that costs less than to load `count` one by one."""
+        return self.size is None or count * ONE_NODE_COSTS > self.size
+
+
+_cluster = _Cluster()
+
+
+def _node(name: str) -> Any:
+    """None for a node that Slurm does not know."""
+    try:
+        return pyslurm.Node.load(name)
+    except pyslurm.RPCError as error:
+        if any(words in str(error).lower() for words in NO_SUCH_NODE):
+            return None
+        raise
 
 
 def node_fields(node: Any) -> dict[str, Any]:

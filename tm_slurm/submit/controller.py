@@ -22,6 +22,7 @@ from typing import Any
 
 from tm_slurm.config import Config, ConfigError, load, loads, parse_override
 from tm_slurm.coordinator.allocation import Allocation
+from tm_slurm.coordinator.training import standby_jobs_of
 from tm_slurm.slurm import (
     QueuedJob,
     Slurm,
@@ -30,6 +31,7 @@ from tm_slurm.slurm import (
     connect,
     environment,
 )
+from tm_slurm.submit.asked_options import OFF, asked_overrides
 from tm_slurm.submit.checks import Unsubmittable, check_options
 from tm_slurm.submit.job_dir import (
     JobDirError,
@@ -250,7 +252,8 @@ class Controller:
     def _launch_environment(self, known: Allocation) -> dict[str, str]:
         """`TM_SLURM_EVENTS_TO` is for the SPANK plugin, where there is one: events about the job go there."""
         restarts = {environment.RESTART_COUNT: str(known.attempt)} if known.attempt else {}
-        events = {"TM_SLURM_EVENTS_TO": str(self._job_dir)}
+        heard = self._config.policy.signed_events
+        events = {"TM_SLURM_EVENTS_TO": str(self._job_dir)} if heard else {OFF: "1"}
         return {**environment.for_submission(), **restarts, **events}
 
     # ---- waiting ----
@@ -270,15 +273,24 @@ class Controller:
                 continue
             gone_since = (gone_since or now) if self._is_gone(known) else None
             if gone_since is not None and now - gone_since > GONE_LIMIT_S:
+                self._cancel_standby_jobs(known)
                 reason = f"allocation {known.job_id} has ended, and the coordinator came to no end"
                 return Verdict(state="failed", exit_code=1, reason=f"{reason}; see {self._job_dir}/logs")
 
     def _is_gone(self, known: Allocation) -> bool:
-        """Whether no node of this job is left, as far as Slurm says."""
+        """Whether no node of this job is left, as far as Slurm says: the allocation has ended, and not
+        because training goes on on nodes of standby jobs alone."""
         with contextlib.suppress(SlurmUnavailable, SlurmRefused):
             if self._slurm.job(known.job_id).is_over:
-                return not self._slurm.queued(f"tm-standby-{known.job_id}.")
+                now = Allocation.read(self._job_dir) or known
+                return not now.given_back or not self._slurm.queued(standby_jobs_of(known.job_id))
         return False
+
+    def _cancel_standby_jobs(self, known: Allocation) -> None:
+        """All that led was killed, and nobody else is there to cancel what waits in the queue."""
+        with contextlib.suppress(SlurmUnavailable, SlurmRefused):
+            for job in self._slurm.queued(standby_jobs_of(known.job_id)):
+                self._slurm.cancel(job.job_id)
 
     def _own_node_is_left(self) -> bool:
         if self._own.node is None:
@@ -321,7 +333,8 @@ def main(arguments: list[str]) -> int:
     try:
         if given.config.is_dir():
             return control(load(given.config / "config.yaml"), given.config)
-        overrides = {**dict(map(parse_override, given.overrides)), "job.launch": "allocation"}
+        typed = dict(map(parse_override, given.overrides))
+        overrides = {**asked_overrides(os.environ, holds_nodes=False), **typed, "job.launch": "allocation"}
         config = resolve(load(given.config, overrides), base=Path.cwd(), python=sys.executable)
         check_options(config)
         own = Own.from_environment()

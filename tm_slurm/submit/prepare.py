@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tm_slurm.config import Config, ConfigError, load, parse_override
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
-from tm_slurm.submit.asked_options import asked_overrides
+from tm_slurm.submit.asked_options import OFF, asked_overrides
 from tm_slurm.submit.checks import Unsubmittable, check_options
 from tm_slurm.submit.job_dir import (
     JobDirError,
@@ -29,6 +29,8 @@ from tm_slurm.submit.job_dir import (
     set_verdict_aside,
 )
 from tm_slurm.submit.resources import cpus_per_node, output_option, step_options
+
+UNHEARD = "--unheard"
 
 
 class AllocationError(RuntimeError):
@@ -67,7 +69,7 @@ def shell_lines(config: Config, job_dir: Path, inherited: Mapping[str, str]) -> 
     return [
         *config.job.setup,
         *_unset_line(unset),
-        *_place_lines(job_dir),
+        *_place_lines(job_dir, heard=config.policy.signed_events),
         f"python={shlex.quote(config.job.python or sys.executable)}",
         f"step_options=({' '.join(map(shlex.quote, [*step_options(config), output_option(job_dir)]))})",
         _watch_line('"$python"'),
@@ -101,10 +103,13 @@ def start_from_config(path: Path, overrides: Mapping[str, object], inherited: Ma
     return [*_unset_line(of_another), *shell_lines(config, job_dir, inherited)]
 
 
-def start_submitted(pattern: str, submission: str, inherited: Mapping[str, str]) -> list[str]:
+def start_submitted(
+    pattern: str, submission: str, inherited: Mapping[str, str], *, heard: bool = True
+) -> list[str]:
     """Prepare the run of a job that `tm-slurm submit` has submitted; return the shell lines.
 
     `pattern` is its directory with %j for the id. The agents make it, if the submitting command has not yet.
+    `heard`: whether root's programs are to tell what happens (policy.signed_events).
     """
     job_id = environment.job_id(inherited)
     if job_id is None:
@@ -114,16 +119,18 @@ def start_submitted(pattern: str, submission: str, inherited: Mapping[str, str])
         set_verdict_aside(job_dir)
     unset = environment.dropped(inherited, environment.for_step(inherited))
     watch = _watch_line(shlex.quote(sys.executable))
-    return [*_unset_line(unset), *_place_lines(job_dir), watch]
+    return [*_unset_line(unset), *_place_lines(job_dir, heard=heard), watch]
 
 
-def start_joining(job_dir: Path, inherited: Mapping[str, str]) -> list[str]:
-    """Prepare the run of a standby job for the training job of `job_dir`; return the shell lines."""
+def start_joining(job_dir: Path, inherited: Mapping[str, str], *, heard: bool = True) -> list[str]:
+    """Prepare the run of a standby job for the training job of `job_dir`; return the shell lines. `heard` is
+    as for `start_submitted`.
+    """
     if not (job_dir / "config.yaml").is_file():
         raise AllocationError(f"{job_dir}: there is no job here any more")
     return [
         *_unset_line(environment.dropped(inherited, environment.for_step(inherited))),
-        *_place_lines(job_dir),
+        *_place_lines(job_dir, heard=heard),
     ]
 
 
@@ -144,9 +151,10 @@ def _unset_line(names: list[str]) -> list[str]:
     return [f"unset {' '.join(names)}"] if names else []
 
 
-def _place_lines(job_dir: Path) -> list[str]:
-    """The second is for the SPANK plugin, where there is one: events about the job go there."""
-    return [f"job_dir={shlex.quote(str(job_dir))}", 'export TM_SLURM_EVENTS_TO="$job_dir"']
+def _place_lines(job_dir: Path, *, heard: bool) -> list[str]:
+    """The second is for the SPANK plugin, where there is one: events about the job go there, or nowhere."""
+    events = 'export TM_SLURM_EVENTS_TO="$job_dir"' if heard else f"export {OFF}=1"
+    return [f"job_dir={shlex.quote(str(job_dir))}", events]
 
 
 def _watch_line(python: str) -> str:
@@ -168,13 +176,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--joining", type=Path, metavar="JOB_DIRECTORY", help="this is a standby job for the job there"
     )
+    parser.add_argument(
+        UNHEARD, action="store_true", help="root's programs are to tell nothing about this job"
+    )
     given = parser.parse_args(arguments)
     try:
         if given.joining is not None:
-            lines = start_joining(given.joining, os.environ)
+            lines = start_joining(given.joining, os.environ, heard=not given.unheard)
         elif given.submitted is not None:
             directory, submission = given.submitted
-            lines = start_submitted(directory, submission, os.environ)
+            lines = start_submitted(directory, submission, os.environ, heard=not given.unheard)
         elif given.config is not None:
             overrides = dict(parse_override(text) for text in given.overrides)
             lines = start_from_config(given.config, overrides, os.environ)

@@ -10,6 +10,7 @@ _KEYS = (
     ("group not permitted to use this partition", "job.partition"),
     ("invalid feature specification", "job.constraint"),
     ("invalid constraint", "job.constraint"),
+    ("job --batch option is invalid", "job.batch_feature"),
     ("invalid node name", "job.exclude"),
     ("generic resource (gres) specification", "job.gpus_per_rank"),
     ("invalid gres", "job.gpus_per_rank"),

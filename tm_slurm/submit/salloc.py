@@ -9,7 +9,7 @@ from tm_slurm.config import Config, minutes_of
 from tm_slurm.submit.resources import cpus_per_node, gpus_per_node, memory_of
 
 NOT_FOR_SALLOC = frozenset(
-    {"array", "batch", "begin", "error", "export", "input", "open-mode", "output", "requeue", "wait", "wrap"}
+    {"array", "begin", "error", "export", "input", "open-mode", "output", "requeue", "wait", "wrap"}
 )
 """sbatch options that are about a batch script."""
 

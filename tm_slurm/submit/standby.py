@@ -16,6 +16,7 @@ import io
 import logging
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from tm_slurm.agent.surroundings import Standby
 from tm_slurm.config import Config, ConfigError, load
+from tm_slurm.config.sbatch_options import constraint_of_one
 from tm_slurm.slurm import is_no_answer
 from tm_slurm.submit.resources import step_options
 from tm_slurm.submit.submission import (
@@ -31,6 +33,7 @@ from tm_slurm.submit.submission import (
     further_options,
     interpreter,
     node_parameters,
+    unheard,
     words_of,
 )
 
@@ -38,7 +41,7 @@ FOLDER = "standby-jobs"
 """In the job directory: what submitit keeps, and the jobs' output."""
 
 NOT_FOR_ONE_NODE = frozenset(
-    {"array", "batch", "begin", "contiguous", "deadline", "dependency", "nodefile", "nodelist", "switches"}
+    {"array", "begin", "contiguous", "deadline", "dependency", "nodefile", "nodelist", "switches"}
 )
 """sbatch options that say when, or on which machines together, the training job is to run."""
 
@@ -83,6 +86,8 @@ def standby_config(config: Config, *, called: str, exclude: str, minutes: int | 
     excluded = ",".join(names for names in (job.exclude, exclude) if names) or None
     options = {name: value for name, value in job.sbatch.items() if name not in NOT_FOR_ONE_NODE}
     limit = job.time_limit if minutes is None else max(1, minutes)
+    constraint = constraint_of_one(job.constraint, job.batch_feature)
+    job = replace(job, constraint=constraint, batch_feature=None)
     job = replace(job, name=f"{called}{job.name}", nodes=1, standbys=0, ranks=None, exclude=excluded)
     return replace(config, job=replace(job, time_limit=limit, sbatch=options))
 
@@ -95,7 +100,8 @@ def _parameters(config: Config, job_dir: Path) -> dict[str, Any]:
         "additional_parameters": {"no-requeue": True, **further_options(config)},
         "setup": [
             *config.job.setup,
-            f"tm_slurm_start=$({interpreter(config)} -m tm_slurm.submit.prepare --joining {place}) || exit 2",
+            f"tm_slurm_start=$({interpreter(config)} -m tm_slurm.submit.prepare --joining {place}"
+            f"{unheard(config)}) || exit 2",
             'eval "$tm_slurm_start"',
         ],
         "srun_args": step_options(config),
@@ -125,14 +131,19 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     standby = Standby(of=given.of, attempt=given.attempt, ask=given.ask)
     asked = {"called": given.called, "exclude": given.exclude, "minutes": given.minutes}
+    return print_id(given.job_dir, lambda: submit(given.job_dir, standby, **asked))
+
+
+def print_id(job_dir: Path, submit_it: Callable[[], int]) -> int:
+    """Submit a job for the training job of `job_dir`, print its id, or why there is none; the exit code."""
     try:
-        print(submit(given.job_dir, standby, **asked))
+        print(submit_it())
     except (FailedJobError, FailedSubmissionError) as error:
         words = words_of(error)
         print(words, file=sys.stderr)
         return UNAVAILABLE_CODE if is_no_answer(words) else REFUSED_CODE
     except (ConfigError, OSError) as error:
-        print(f"{given.job_dir}: {error}", file=sys.stderr)
+        print(f"{job_dir}: {error}", file=sys.stderr)
         return REFUSED_CODE
     return 0
 

@@ -25,6 +25,7 @@ from tm_slurm.config import Config, dump, loads, minutes_of
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect, environment
 from tm_slurm.submit.controller import ControllerTask
 from tm_slurm.submit.job_dir import JobDirError, new_submission, prepare_job_dir, shared_root
+from tm_slurm.submit.prepare import UNHEARD
 from tm_slurm.submit.refusals import key_of
 from tm_slurm.submit.resources import cpus_per_node, gpus_per_node, memory_of, step_options
 
@@ -179,6 +180,8 @@ def submit(config: Config) -> Submitted:
     except (FailedJobError, FailedSubmissionError) as error:
         words = words_of(error)
         key = key_of(words)
+        if key == "job.constraint" and config.job.constraint is None and config.job.batch_feature:
+            key = "job.batch_feature"
         if key is not None:
             raise SubmissionRefused(f"{key}: {words}") from error
         raise SubmissionFailed(words) from error
@@ -205,8 +208,8 @@ def _parameters(config: Config, python: str, submission: str) -> dict[str, Any]:
         "additional_parameters": {"no-kill": True, "requeue": True, **further_options(config)},
         "setup": [
             *job.setup,
-            f"tm_slurm_start=$({python} -m tm_slurm.submit.prepare --submitted {directory} {submission}) "
-            "|| exit 2",
+            f"tm_slurm_start=$({python} -m tm_slurm.submit.prepare --submitted {directory} {submission}"
+            f"{unheard(config)}) || exit 2",
             'eval "$tm_slurm_start"',
         ],
         "srun_args": step_options(config),
@@ -242,6 +245,8 @@ def further_options(config: Config) -> dict[str, Any]:
         further["time"] = "UNLIMITED"
     if job.reservation is not None:
         further["reservation"] = job.reservation
+    if job.batch_feature is not None:
+        further["batch"] = job.batch_feature
     return further | {name: value for name, value in job.sbatch.items() if value is not False}
 
 
@@ -253,7 +258,7 @@ def node_parameters(config: Config) -> dict[str, Any]:
         "partition": job.partition,
         "account": job.account,
         "qos": job.qos,
-        "constraint": job.constraint,
+        "constraint": job.constraint or (f"{job.batch_feature}*1" if job.batch_feature else None),
         "exclude": job.exclude,
         "time": minutes_of(job.time_limit) or _WITHOUT_LIMIT_MINUTES,
         "mem": memory_of(config),
@@ -264,6 +269,11 @@ def node_parameters(config: Config) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "wckey": None,
     }
+
+
+def unheard(config: Config) -> str:
+    """Return the further word for tm_slurm.submit.prepare that policy.signed_events asks for."""
+    return "" if config.policy.signed_events else f" {UNHEARD}"
 
 
 def _withdraw(job_id: int) -> str:
