@@ -43,13 +43,18 @@ def make_job(root: Path) -> None:
         directory = root / str(job_id)
         directory.mkdir(parents=True)
         (directory / "config.yaml").write_text("job: {name: small}\ntrain: {module: this}\n")
-        status = status_of(job_id=job_id) | {"at": time.time()}
-        (directory / "status.json").write_text(json.dumps(status))
         if ended:
             (directory / "verdict.json").write_text(json.dumps(VERDICT))
         lines = (json.dumps({"at": 1.0 + number, "what": "leads"}) for number in range(500))
         (directory / "timeline.jsonl").write_text("\n".join(lines) + "\n")
         register(job_id, directory)
+
+
+def is_seen_to_run(directory: Path) -> None:
+    """The coordinator has just written of the job: an old status has Slurm asked, which is not to be
+    measured."""
+    status = status_of(job_id=int(directory.name)) | {"at": time.time()}
+    (directory / "status.json").write_text(json.dumps(status))
 
 
 def once(words: list[str]) -> tuple[float, float]:
@@ -77,10 +82,14 @@ def main() -> None:
         os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
         (Path(folder) / "slurm.conf").write_text("ClusterName=here\n")
         os.environ["SLURM_CONF"] = str(Path(folder) / "slurm.conf")
-        make_job(Path(folder) / "jobs")
+        jobs = Path(folder) / "jobs"
+        make_job(jobs)
         for name, (words, limit_s) in COMMANDS.items():
-            once(words)  # the files are in the page cache now
-            parts[name] = [once(words) for _ in range(TIMES)]
+            parts[name] = []
+            for _ in range(TIMES + 1):
+                is_seen_to_run(jobs / "7")
+                parts[name].append(once(words))
+            del parts[name][0]  # from then on its files are in the page cache
             wall_s, cpu_s = (statistics.median(column) for column in zip(*parts[name], strict=True))
             figures |= {f"{name}_wall_s": wall_s, f"{name}_cpu_s": cpu_s}
             print(f"{'tm-slurm ' + ' '.join(words):<28} {wall_s:6.3f} s  {cpu_s:6.3f} s of the processor")
