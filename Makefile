@@ -13,7 +13,7 @@ CONTRACT := tests/slurm/test_slurm_answers_of_real_daemons.py
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt demo test test-unit test-layouts chaos record pictures bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next cluster-up cluster-down clean
+.PHONY: help setup apt frameworks demo test test-unit test-layouts chaos record pictures bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next apt-pictures cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
@@ -30,6 +30,9 @@ endef
 apt:
 	$(call INSTALL,$(APT))
 
+apt-pictures:
+	$(call INSTALL,mscgen)
+
 apt-next:
 	$(call INSTALL,debootstrap)
 
@@ -44,12 +47,18 @@ $(VENV)/.ready: $(VENV)/.packages $(NATIVE)
 	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
 	@touch $@
 
+$(VENV)/.frameworks: pyproject.toml tests/extras.py | $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check $$($(BIN)/python tests/extras.py lightning transformers hydra)
+	@touch $@
+
+frameworks: setup $(VENV)/.frameworks ## Lightning, transformers and hydra, which only their own tests need
+
 demo: setup ## The main job: a GPT trains on a local Slurm cluster, two nodes are drained under it, nothing is lost
 	$(BIN)/python -m tm_slurm.demo --json build/demo.json
 
-test: setup ## All tests, those against real Slurm daemons too; what Slurm is asked also with the next release
-	$(BIN)/python -m pytest
+test: frameworks ## All tests, those against real Slurm daemons too; what Slurm is asked also with the next release
 	$(MAKE) --no-print-directory test-next TESTS=$(CONTRACT)
+	$(BIN)/python -m pytest
 
 test-unit: setup ## The tests that need neither Slurm nor seconds
 	$(BIN)/python -m pytest tests/unit
@@ -69,7 +78,7 @@ chaos: setup ## Random faults against a training run, seeds 1 to 20 (SEEDS=n), f
 record: setup ## Record a real job anew for the tests that read job directories (tests/unit/recorded_job)
 	$(BIN)/python tests/slurm/record_a_job.py
 
-pictures: setup ## The pictures of the README, from that job
+pictures: setup apt-pictures ## The pictures of the README, from that job and from text
 	$(BIN)/python tests/pictures.py
 
 bench: setup ## All benchmarks; JSON in build/bench (one alone: make bench-comm)

@@ -1,4 +1,5 @@
-"""Makes the pictures of the README from the recorded job: `tm-slurm watch` and the report's.
+"""Makes the pictures of the README: `tm-slurm watch` and the report's from the recorded job, the flow of a
+move and of a recovery from text (mscgen).
 
 make pictures
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -50,9 +52,20 @@ def watched() -> str:
     return re.sub(r"@font-face \{.*?\}", "", text, flags=re.DOTALL)
 
 
+def drawn(text: Path) -> str:
+    """The message sequence chart that a text describes, as SVG with a ground of its own: it is looked at on
+    dark pages, too."""
+    command = ["mscgen", "-T", "svg", "-i", str(text), "-o", "-"]
+    svg = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    svg = re.sub(r' textLength="\d+"', "", svg).replace("Helvetica", "Helvetica, Arial, sans-serif")
+    return re.sub(r"(<svg[^>]*>)", r'\1\n<rect width="100%" height="100%" fill="white"/>', svg, count=1)
+
+
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "watch.svg").write_text(watched())
+    for text in PICTURES.glob("*.msc"):
+        text.with_suffix(".svg").write_text(drawn(text))
     for name, picture in report_of(JobFiles(RECORDED)).pictures.items():
         (PICTURES / f"{name}.png").write_bytes(picture)
     print(f"made: {', '.join(sorted(path.name for path in PICTURES.iterdir()))} in {PICTURES}")

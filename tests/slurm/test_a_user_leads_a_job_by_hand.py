@@ -33,7 +33,9 @@ def test_a_move_that_was_asked_for_is_taken_back(
         job.open_gate(step)
     digests = job.finish()
     assert not job.files.notes("moved")
-    shown = job.tm_slurm("events", str(job.job_id), "--follow", "--kind=cancelled", "--kind=ended").stdout
+    shown = job.tm_slurm(
+        "events", str(job.job_id), "--follow", "-l", "--kind=cancelled", "--kind=ended"
+    ).stdout
     assert [line.split()[2] for line in shown.splitlines()] == ["cancelled", "ended"]
     none = job.tm_slurm("status")
     assert none.returncode == 3 and "no job of yours is running here" in none.stderr

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from job_on_disk import job  # noqa: F401  (a fixture)
+from login_node import login  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(autouse=True)

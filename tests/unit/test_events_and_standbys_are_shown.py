@@ -23,22 +23,31 @@ def write(job: Job, *entries: dict[str, object]) -> None:
 
 def test_a_line_an_event(job: Job) -> None:
     write(job, *ENTRIES)
-    shown = job.run("events", "7").output.splitlines()
+    shown = job.run("events", "7", "--long").output.splitlines()
     assert shown == [
         '2026-11-29 21:09:45  event_drain       node=n3 source=poll reason="disk is full"',
         '2026-11-29 21:09:46  prepare           epoch=1 pairs=[["n3","n6"]]',
         "2026-11-29 21:09:48  moved             epoch=1 step=40 seconds=0.1235",
     ]
     assert [json.loads(line) for line in job.run("events", "7", "--json").output.splitlines()] == ENTRIES
-    assert job.run("events", "7", "--last=1", "--kind=moved").output.splitlines() == shown[2:]
-    assert job.run("events", "7", "--last=2").output.splitlines() == shown[1:]
+    assert job.run("events", "7", "--last=1", "--kind=moved", "-l").output.splitlines() == shown[2:]
+    assert job.run("events", "7", "--last=2", "-l").output.splitlines() == shown[1:]
+
+
+def test_in_words_as_the_guide_has_them(job: Job) -> None:
+    pairs = [{"leaver": "n3", "joiner": "n6", "ranks": [2]}]
+    span = {"at": 1795986588.0, "what": "span", "name": "switch"}
+    write(job, ENTRIES[0], {**ENTRIES[1], "pairs": pairs}, span)
+    shown = [line.partition("  ")[2] for line in job.run("events", "7").output.splitlines()]
+    assert shown == ["n3: drain: disk is full (from poll)", "preparing n3 → n6, training goes on"]
 
 
 def test_a_torn_or_strange_line_does_no_harm(job: Job) -> None:
     write(job, {"at": None, "what": "odd"}, {"what": "long", "why": "x" * 500})
     with (job.dir / "timeline.jsonl").open("a") as file:
         file.write('no json\n{"at": 1.0, "what": "torn"')
-    shown = job.run("events", "7")
+    assert job.run("events", "7").exit_code == 0
+    shown = job.run("events", "7", "--long")
     assert shown.exit_code == 0 and len(shown.output.splitlines()) == 2
     assert max(map(len, shown.output.splitlines())) == 160
 

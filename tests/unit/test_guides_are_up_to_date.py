@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -34,3 +35,14 @@ def test_what_a_guide_names_is_there(guide: Path) -> None:
         assert known.returncode == 0, f"{guide.name} names make {target}: {known.stderr}"
     for path in re.findall(r"\]\(([^):#]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         assert (guide.parent / path).exists(), f"{guide.name} links to {path}"
+
+
+@pytest.mark.parametrize(
+    "text", sorted((ROOT / "tm_slurm").glob("observe/pictures/*.msc")), ids=lambda path: path.name
+)
+def test_a_picture_says_what_its_text_says(text: Path) -> None:
+    """It is drawn by `make pictures`; a program breaks long labels where it likes."""
+    told = html.unescape(re.sub(r"<[^>]*>", " ", text.with_suffix(".svg").read_text()))
+    words = "".join(told.split())
+    labels = re.findall(r'label = "([^"]*)"', text.read_text())
+    assert len(labels) > 10 and not [label for label in labels if "".join(label.split()) not in words]

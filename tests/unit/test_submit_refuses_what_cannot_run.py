@@ -5,56 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from login_node import GOLDEN, Login
 
-from tm_slurm.cli.submit import submit
 from tm_slurm.config import load
 from tm_slurm.slurm import configuration
 from tm_slurm.submit.submission import AgentTask
-
-GOLDEN = Path(__file__).with_name("golden")
-
-
-class Login:
-    """A login node: a directory with a script and a configuration, and programs in the place of Slurm's."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        (root / "bin").mkdir()
-        (root / "train.py").touch()
-        self.write("job: {nodes: 4, standbys: 2, time_limit: 30}\ntrain: {script: train.py}\n")
-        self.program("scontrol", f"cat '{GOLDEN / 'scontrol_partitions.txt'}'")
-        self.program(
-            "sbatch", f"env > '{root}/environment'; cp \"$1\" '{root}/script'; echo Submitted batch job 7"
-        )
-
-    def write(self, text: str) -> None:
-        (self.root / "job.yaml").write_text(text)
-
-    def program(self, name: str, body: str) -> None:
-        path = self.root / "bin" / name
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-
-    def submit(self, *arguments: str) -> Result:
-        return CliRunner().invoke(submit, ["job.yaml", *arguments])
-
-    @property
-    def submitted(self) -> bool:
-        return (self.root / "script").exists()
-
-
-@pytest.fixture
-def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Login:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    return Login(tmp_path)
 
 
 def test_a_job_is_submitted(login: Login) -> None:
@@ -122,7 +82,6 @@ def test_a_submission_from_inside_another_job_inherits_nothing_of_it(
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        ("job: {nodez: 4}", [], "job.yaml:1: unknown key job.nodez; did you mean job.nodes?"),
         ("", ["--nodes", "0"], "--nodes: expected at least 1, found 0"),
         ("", ["--standbys", "-1"], "--standbys: expected at least 0, found -1"),
         ("", ["--nodes", "3", "--set", "job.nodes=0"], "--set job.nodes: expected at least 1, found 0"),
@@ -137,17 +96,9 @@ def test_a_submission_from_inside_another_job_inherits_nothing_of_it(
             "--set train.stepz: unknown key train.stepz; did you mean train.steps?",
         ),
         ("", ["--set", "nonsense"], "--set nonsense: expected KEY=VALUE, such as train.steps=50"),
-        ("train: {script: no.py}", [], "train.script: no such file: {root}/no.py"),
-        ("train: {module: no.such}", [], "train.module: no module no.such in {root} or what"),
         ("train: {module: json.no}", [], "train.module: no module json.no in"),
         ("", ["--set", "job.directory=train.py/x"], "job.directory: {root}/train.py is not a directory"),
-        ("", ["--set", "job.partition=bach"], "job.partition: no partition 'bach'; did you mean batch?"),
         ("", ["--set", "job.partition=gpu"], "job.partition: no partition 'gpu'; there are batch"),
-        (
-            "",
-            ["--standbys", "3"],
-            "job.nodes 4 and job.standbys 3 need 7 nodes, partition batch has 6 for a job",
-        ),
         (
             "",
             ["--set", "job.exclude=n[5-6]"],
@@ -186,7 +137,9 @@ def test_longer_than_the_partition_allows(login: Login) -> None:
     login.program("scontrol", f"cat '{login.root}/partitions'")
     result = login.submit("--set", "job.time_limit=1-0")
     assert result.exit_code == 2
-    assert result.stderr == "Error: job.time_limit: 1440 minutes, partition batch allows 60\n"
+    assert result.stderr.startswith(
+        "Error: job.time_limit: 1440 minutes, partition batch allows 60: ask for less"
+    )
 
 
 def test_a_cluster_without_a_default_partition(login: Login) -> None:
@@ -298,6 +251,14 @@ def test_looking_for_a_module_imports_none(login: Login) -> None:
     login.write("job: {nodes: 1}\ntrain: {module: mine.train}\n")
     assert login.submit().exit_code == 0
     assert "mine" not in sys.modules
+
+
+def test_a_package_that_is_installed_from_its_checkout_is_found_from_anywhere(login: Login) -> None:
+    login.write("job: {nodes: 1}\ntrain: {module: tm_slurm.examples.char_gpt, steps: 1}\n")
+    program = Path(sys.executable).with_name("tm-slurm")
+    command = [str(program), "submit", "job.yaml", "--dry-run"]
+    done = subprocess.run(command, cwd=login.root, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("#!/bin/bash"), done.stderr
 
 
 def test_what_submissions_left_that_failed_long_ago_is_swept_up(login: Login) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
@@ -23,9 +23,12 @@ _LONGEST = 160
 @click.option("--kind", "kinds", multiple=True, help="Only of this kind, such as moved; repeatable.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the last N.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the job ends.")
+@click.option("--long", "-l", "is_long", is_flag=True, help="With date (UTC), kind and fields of each.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object a line.")
-def events(job: str, kinds: tuple[str, ...], last: int | None, follow: bool, as_json: bool) -> None:
-    """What has happened in JOB: what was noticed, decided and done. Times are UTC.
+def events(
+    *, job: str, kinds: tuple[str, ...], last: int | None, follow: bool, is_long: bool, as_json: bool
+) -> None:
+    """What has happened in JOB, in words: what was noticed, decided and done.
 
     \b
     tm-slurm events 1234
@@ -42,9 +45,10 @@ def events(job: str, kinds: tuple[str, ...], last: int | None, follow: bool, as_
         has = ", ".join(sorted(seen)) or "no events"
         raise UserMistake(f"--kind {missing[0]}: there is none in job {job}; it has {has}")
     chosen = [entry for entry in known if not kinds or entry.get("what") in kinds]
-    _print(chosen[-last:] if last is not None else chosen, as_json)
+    line = json.dumps if as_json else _long if is_long else _in_words
+    _print(chosen[-last:] if last is not None else chosen, line)
     if follow:
-        _print(_coming(lines, JobFiles(job_dir), known, kinds), as_json)
+        _print(_coming(lines, JobFiles(job_dir), known, kinds), line)
 
 
 def _coming(
@@ -60,12 +64,22 @@ def _coming(
                 yield entry
 
 
-def _print(entries: Iterable[dict[str, Any]], as_json: bool) -> None:
+def _print(entries: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]], str | None]) -> None:
     for entry in entries:
-        click.echo(json.dumps(entry) if as_json else _line(entry))
+        text = line(entry)
+        if text is not None:
+            click.echo(text)
 
 
-def _line(entry: dict[str, Any]) -> str:
+def _in_words(entry: dict[str, Any]) -> str | None:
+    """As the guide has it (tm_slurm/events/README.md); None for what is for programs alone."""
+    from tm_slurm.observe.spoken import line_of
+
+    is_whole = isinstance(entry.get("what"), str) and isinstance(entry.get("at"), (int, float))
+    return line_of(entry) if is_whole else _long(entry)
+
+
+def _long(entry: dict[str, Any]) -> str:
     at = entry.get("at")
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if isinstance(at, (int, float)) else "-" * 19
     told = " ".join(

@@ -9,10 +9,11 @@ import click
 
 from tm_slurm.cli.failures import Failed, NotFound
 from tm_slurm.cli.jobs import find_job_dir
+from tm_slurm.cli.naming import job_argument
 
 
 @click.command()
-@click.argument("job")
+@job_argument
 @click.option(
     "--output",
     "-o",
@@ -27,8 +28,7 @@ from tm_slurm.cli.jobs import find_job_dir
 )
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, and write nothing.")
 def report(job: str, output: Path | None, restart_s: float | None, as_json: bool) -> None:
-    """What happened to JOB (a job id or directory), and what it cost: report.html, which needs no network,
-    and its pictures as PNGs.
+    """What happened to JOB, and what it cost: report.html, which needs no network, and its pictures as PNGs.
 
     \b
     tm-slurm report 1234

@@ -91,6 +91,7 @@ def submit(
         check_options,
         check_partition,
         check_program,
+        check_torch,
     )
     from tm_slurm.submit.job_dir import JobDirError, resolve
 
@@ -104,6 +105,7 @@ def submit(
             overrides[key] = value
             said[key] = f"--set {key}"
         resolved = resolve(load(config, overrides), base=Path.cwd(), python=sys.executable)
+        check_torch(resolved)
         check_program(resolved)
         check_options(resolved)
         check_directory(resolved)

@@ -9,10 +9,11 @@ import click
 
 from tm_slurm.cli.failures import NotFound, UserMistake
 from tm_slurm.cli.jobs import find_job_dir
+from tm_slurm.cli.naming import job_argument
 
 
 @click.command()
-@click.argument("job")
+@job_argument
 @click.option(
     "--format",
     "form",
@@ -26,7 +27,7 @@ from tm_slurm.cli.jobs import find_job_dir
     "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write there, not to the screen."
 )
 def timeline(job: str, form: str, output: Path | None) -> None:
-    """Each interruption of JOB (a job id or directory) as spans: detect, decide, prepare, switch, transfer,
+    """Each interruption of JOB as spans: detect, decide, prepare, switch, transfer,
     redo, resume.
 
     \b

@@ -12,6 +12,7 @@ import click
 
 from tm_slurm.cli.failures import Failed, NotFound
 from tm_slurm.cli.jobs import find_job_dir
+from tm_slurm.cli.naming import job_argument
 from tm_slurm.cli.slurm_word import id_of, slurm_word
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ STEP_LINE_S = 5.0
 
 
 @click.command()
-@click.argument("job")
+@job_argument
 @click.option("--json", "as_json", is_flag=True, help="Every entry as it comes, one JSON object a line.")
 def watch(job: str, as_json: bool) -> None:
-    """JOB (a job id or directory) as it runs: nodes, steps, loss, standbys, events, moves. Until it ends, or
+    """JOB as it runs: nodes, steps, loss, standbys, events, moves. Until it ends, or
     Ctrl-C; without a terminal one line for each event. Ends with 1 when the job failed.
 
     Tokens a second are shown where the config tells the tokens of a step (train.options.tokens_per_step).

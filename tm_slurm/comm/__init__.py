@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tm_slurm.comm import native as _native  # noqa: F401  (first: it says why it does not load)
 from tm_slurm.comm.backend import register
 from tm_slurm.comm.endpoint import UNRECORDED_TAG, Endpoint, Peer
 from tm_slurm.comm.errors import CollectiveTimeout, GroupInterrupted, HandshakeRefused, PeerLost

@@ -7,6 +7,12 @@ from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.model import FAILURE_LIMIT, Node, Process
 from tm_slurm.coordinator.recovery import Recoveries
 
+NOT_STARTED = (
+    "node {name} did not start within policy.start_timeout_s and no standby is ready: logs/agent-{name}.log "
+    "says why; where there is none, see by `tm-slurm doctor` whether the nodes share job.directory and "
+    "reach each other"
+)
+
 
 class Membership(Recoveries):
     """The part of the decisions that is about who is there."""
@@ -84,7 +90,7 @@ class Membership(Recoveries):
             if substitute is None and any(n.well() for n in coming):
                 return  # one that was to be left, and is not any more, is on its way back to the pool
             if substitute is None:
-                self._end("failed", 1, f"node {name} did not start within the limit and no standby is ready")
+                self._end("failed", 1, NOT_STARTED.format(name=name))
                 return
             self._substitute(missing, substitute)
             if not missing.agent_up:

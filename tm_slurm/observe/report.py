@@ -131,12 +131,16 @@ def _tiles(costs: Costs, steps: list[Entry]) -> list[tuple[str, str]]:
     guess = "" if costs.restart.measured else ", assumed"
     return [
         (NOTHING if costs.ettr is None else f"{100 * costs.ettr:.2f} %", "ETTR: useful time of all time"),
-        (str(len(happened)), "interruptions survived"),
+        (str(len(happened)), f"{_interruptions(len(happened))} survived"),
         (spoken(costs.lost_s), "downtime of all of them"),
         (f"{costs.hours(costs.saved_s):.3g} h", f"{costs.unit}-hours saved against restarts{guess}"),
         (f"{int(steps[-1]['step']) + 1}", pace),
         (f"{losses[0]:.3g} → {losses[-1]:.3g}" if losses else NOTHING, "loss, first and last"),
     ]
+
+
+def _interruptions(number: int) -> str:
+    return "interruption" if number == 1 else "interruptions"
 
 
 def comparison(costs: Costs) -> list[str]:
@@ -145,8 +149,8 @@ def comparison(costs: Costs) -> list[str]:
     hours, unit = costs.hours, f"{costs.unit}-hours"
     restart = costs.restart
     lines = [
-        f"This run lost {spoken(costs.lost_s)} ({hours(costs.lost_s):.3g} {unit}) to {moved} interruptions. "
-        f"A restart for each would have lost {spoken(costs.restarts_s)} "
+        f"This run lost {spoken(costs.lost_s)} ({hours(costs.lost_s):.3g} {unit}) to {moved} "
+        f"{_interruptions(moved)}. A restart for each would have lost {spoken(costs.restarts_s)} "
         f"({hours(costs.restarts_s):.3g} {unit}), and the steps since the last checkpoint beside that.",
         restart.source[0].upper() + restart.source[1:] + ".",
     ]

@@ -308,7 +308,7 @@ class Runtime(StandingBy):
             nonfinite=self._has_nonfinite,
             refused=self._refuse,
         )
-        self._vote.watch(self.state.values())
+        self._vote.watch(self.state)
 
     # ---- leaving and ending ----
 

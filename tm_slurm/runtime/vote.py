@@ -8,11 +8,12 @@ rank alone decides whether a late cancellation still comes in time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tm_slurm.comm import CollectiveTimeout, GroupInterrupted, PeerLost
 
@@ -112,20 +113,58 @@ class Vote:
         self._nonfinite = nonfinite
         self._refused = refused
         self._tensor = torch.zeros(3, dtype=torch.int64)
+        self._parameters: set[int] = set()
+        self._optimizers: set[int] = set()
         self.is_open = False
         self.was_held = False
         """in this step"""
         self.agreed_epoch = 0
         self.agreed_flags = 0
 
-    def watch(self, values: Iterable[Any]) -> None:
-        """Hold the vote when one of the optimizers among `values` is about to apply a step."""
-        for value in values:
-            if isinstance(value, torch.optim.Optimizer):
-                value.register_step_pre_hook(self._before_step)
+    def watch(self, state: Mapping[str, Any]) -> None:
+        """Hold the vote when one of the optimizers of `state` is about to apply a step. ValueError for one
+        that only wraps another."""
+        for key, value in state.items():
+            if isinstance(value, torch.nn.Module):
+                self._parameters.update(map(id, value.parameters()))
+            if not isinstance(value, torch.optim.Optimizer):
+                continue
+            if not hasattr(value, "_optimizer_step_pre_hooks"):
+                raise ValueError(
+                    f"{key}: a {type(value).__name__} only wraps an optimizer: let build() return the one "
+                    "inside it"
+                )
+            value.register_step_pre_hook(self._before_step)
+            self._optimizers.add(id(value))
+        _Watching.begin(self)
 
-    def _before_step(self, *_: Any) -> None:
-        self.hold(applying=True)
+    def check_known(self, optimizer: torch.optim.Optimizer) -> None:
+        """ValueError when one that is not in the state is about to change its parameters."""
+        if not self.is_open or id(optimizer) in self._optimizers:
+            return
+        if any(
+            id(parameter) in self._parameters for g in optimizer.param_groups for parameter in g["params"]
+        ):
+            raise ValueError(
+                f"an optimizer ({type(optimizer).__name__}) that build() has not returned is about to change "
+                "parameters: return it from build(), or its state stays behind when the rank moves"
+            )
+
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer that is given a closure computes its gradients in there: the vote comes after it."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.hold(applying=True)
+            return None
+
+        def then_vote() -> Any:
+            loss = closure()
+            self.hold(applying=True)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": then_vote}
+        return (args[0], then_vote, *args[2:]), kwargs
 
     def open(self) -> None:
         """A step begins: its vote has not been held."""
@@ -156,3 +195,22 @@ class Vote:
         if refused and self._refused is not None:
             self._refused()
         self.agreed_epoch, self.agreed_flags = agreed_epoch, agreed_flags
+
+
+class _Watching:
+    """The vote that the optimizers of this process are for: torch tells of all of them at one place."""
+
+    vote: ClassVar[Vote | None] = None
+    is_told: ClassVar[bool] = False
+
+    @classmethod
+    def begin(cls, vote: Vote) -> None:
+        cls.vote = vote
+        if not cls.is_told:
+            register_optimizer_step_pre_hook(cls._before_any_step)
+            cls.is_told = True
+
+    @classmethod
+    def _before_any_step(cls, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if cls.vote is not None:
+            cls.vote.check_known(optimizer)

@@ -14,6 +14,11 @@ from tm_slurm.state.errors import StateError
 from tm_slurm.state.layout import Layout, Piece
 from tm_slurm.state.tensors import same_memory_key
 
+SAME = (
+    "build() must make the same model whenever it is called: let it depend on its role alone, on nothing "
+    "global"
+)
+
 
 @dataclass
 class Binding:
@@ -103,20 +108,13 @@ def _check_modules(layout: Layout, live: Mapping[str, NamedTensor]) -> None:
     for name, piece in there.items():
         named = here.get(name)
         if named is None:
-            raise StateError(
-                f"{name}: the sender has it ({piece.describe()}), this rank has not; build() must make "
-                "the same model"
-            )
+            raise StateError(f"{name}: the sender has it ({piece.describe()}), this rank has not; {SAME}")
         if not piece.matches(named.local):
             found = f"{str(named.local.dtype).removeprefix('torch.')} {list(named.local.shape)}"
-            raise StateError(
-                f"{name}: {piece.describe()} at the sender, {found} here; build() must make the same model"
-            )
+            raise StateError(f"{name}: {piece.describe()} at the sender, {found} here; {SAME}")
     for name in here:
         if name not in there:
-            raise StateError(
-                f"{name}: this rank has it, the sender has not; build() must make the same model"
-            )
+            raise StateError(f"{name}: this rank has it, the sender has not; {SAME}")
 
 
 def _live_target(piece: Piece, live: Mapping[str, NamedTensor]) -> tuple[torch.Tensor, torch.Tensor] | None:

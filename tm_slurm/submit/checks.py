@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.machinery
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,30 @@ def check_program(config: Config) -> None:
     if train.module is not None and same_python and not _module_exists(train.module):
         raise Unsubmittable(
             f"train.module: no module {train.module} in {os.getcwd()} or what {sys.executable} has installed"
+        )
+
+
+def check_torch(config: Config) -> None:
+    """Raise Unsubmittable when the torch that is installed is not the one that tm_slurm is for: its native
+    part would not load. Only where this Python is the one that the job runs with; imports nothing.
+    """
+    if config.job.python is not None and Path(config.job.python) != Path(sys.executable):
+        return
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    try:
+        pins = [text for text in requires("tm_slurm") or () if text.startswith("torch==")]
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return
+    wanted = pins[0].partition("==")[2] if pins else None
+    try:
+        found = version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        found = "is missing"
+    if wanted is not None and found != wanted:
+        raise Unsubmittable(
+            f"torch {found}: {sys.executable} needs torch {wanted}, which tm_slurm is built for: "
+            f"pip install torch=={wanted}"
         )
 
 
@@ -82,7 +107,7 @@ def check_partition(config: Config, slurm: Slurm) -> None:
     if job.all_nodes > limit:
         raise Unsubmittable(
             f"job.nodes {job.nodes} and job.standbys {job.standbys} need {job.all_nodes} nodes, "
-            f"partition {partition.name} has {limit} for a job"
+            f"partition {partition.name} has {limit} for a job: ask for fewer, or set job.partition"
         )
     cpus = max((node.cpus for node in slurm.nodes(usable).values()), default=0)
     if cpus and cpus_per_node(config) > cpus:
@@ -94,7 +119,7 @@ def check_partition(config: Config, slurm: Slurm) -> None:
     if asked is not None and partition.max_time_s is not None and asked > partition.max_time_s:
         raise Unsubmittable(
             f"job.time_limit: {asked / 60:g} minutes, partition {partition.name} allows "
-            f"{partition.max_time_s / 60:g}"
+            f"{partition.max_time_s / 60:g}: ask for less; the job goes back into the queue and on by itself"
         )
 
 
@@ -120,6 +145,8 @@ def _module_exists(name: str) -> bool:
     parts = name.split(".")
     for depth in range(len(parts)):
         spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: depth + 1]), search)
+        if spec is None and depth == 0:
+            spec = importlib.util.find_spec(parts[0])  # of a package that is installed with -e
         if spec is None:
             return depth == 0 and len(parts) == 1 and name in sys.builtin_module_names
         search = spec.submodule_search_locations
