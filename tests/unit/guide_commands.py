@@ -165,6 +165,10 @@ BY_TEST = {
     "tm-slurm cluster down": "slurm/test_local_cluster_command.py::test_a_cluster_from_up_to_down",
     "tm-slurm cluster power-off n3": "slurm/test_local_cluster_command.py::test_a_cluster_from_up_to_down",
     "tm-slurm cluster freeze n3": "slurm/test_local_cluster_command.py::test_a_cluster_from_up_to_down",
+    "scancel --signal=KILL 1234": (
+        "slurm/test_slurm_is_asked_for_another_node.py"
+        "::test_a_job_that_is_killed_before_any_node_has_come_leaves_nothing_in_the_queue"
+    ),
     "tm-slurm doctor --directory /shared/jobs": (
         "slurm/test_doctor_examines_a_real_cluster.py::test_a_healthy_cluster_has_no_failure"
     ),
@@ -186,6 +190,7 @@ NOT_RUN = {
     "make demo": "it is the demonstration itself: minutes, and what it does is what tests/slurm does",
     "make setup": "what runs the tests has run it",
     "make test": "it is what runs the tests",
+    "make test-next": "minutes; `make test` has run that part of it which shows what differs",
     "make test-unit": "it is what runs the tests",
     "make test-layouts": "minutes; by hand after a change to the layouts",
     "make lint": "a check of its own",
