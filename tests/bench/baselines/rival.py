@@ -56,4 +56,4 @@ class Rival(ABC):
 
     def why_not(self) -> str | None:
         """Why training will never go on; None as long as it may."""
-        return None
+        return self.site.why_not()

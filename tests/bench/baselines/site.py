@@ -35,7 +35,8 @@ class Site:
             "OMP_NUM_THREADS": "1",
         }
         self._job: str | None = None
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._launched: list[subprocess.Popen[bytes]] = []
+        self._serving: list[subprocess.Popen[bytes]] = []
         (directory / "logs").mkdir(parents=True)
         (directory / "options.json").write_text(json.dumps(options))
 
@@ -50,17 +51,19 @@ class Site:
         """Run Python with these words on a node; what it says is in `logs`."""
         assert self._job is not None, "allocate first"
         step = [f"--jobid={self._job}", f"--nodelist={node}", *STEP, f"--output={self.log(node)}"]
-        self._start(["srun", *step, sys.executable, *words], node, environment)
+        self._launched.append(self._start(["srun", *step, sys.executable, *words], node, environment))
 
     def serve(self, *words: str, **environment: str) -> None:
         """Run Python with these words on the controller's host, which nothing happens to: a rendezvous store,
         a lighthouse."""
-        self._start([sys.executable, *words], "ctl", environment)
+        self._serving.append(self._start([sys.executable, *words], "ctl", environment))
 
-    def _start(self, words: Sequence[str], host: str, environment: Mapping[str, str]) -> None:
+    def _start(
+        self, words: Sequence[str], host: str, environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         command, surroundings = self.cluster.command(words, env={**self.environment, **environment})
         with self.log(f"start-{host}").open("ab") as log:
-            started = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 env=surroundings,
                 stdin=subprocess.DEVNULL,
@@ -68,7 +71,13 @@ class Site:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._started.append(started)
+
+    def why_not(self) -> str | None:
+        """Why nothing more will come of this run: more has ended than the one launch that a fault ends."""
+        left = sum(launched.poll() is None for launched in self._launched)
+        if left >= len(self._launched) - 1:
+            return None
+        return f"of {len(self._launched)} launches {left} are left"
 
     def run(self, *words: str, check: bool = True, timeout_s: float = 30.0, **environment: str) -> str:
         """A short command on the controller's host; what it says."""
@@ -103,10 +112,11 @@ class Site:
         """End all that was started here, and put the cluster back in order."""
         if self._job is not None:
             self.cluster.run(["scancel", self._job], check=False)
-        for started in self._started:
+        started_here = [*self._launched, *self._serving]
+        for started in started_here:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGTERM)
-        for started in self._started:
+        for started in started_here:
             try:
                 started.wait(END_LIMIT_S)
             except subprocess.TimeoutExpired:

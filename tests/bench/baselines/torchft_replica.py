@@ -30,17 +30,18 @@ class Replicated(torchft.DistributedDataParallel):  # type: ignore[misc]
     """Gradients are averaged over the replicas of the quorum."""
 
     @staticmethod
-    def _comm_hook(state: torchft.Manager, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _comm_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch rejects annotations that are text
         state.allreduce(bucket.buffer()).wait()
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
 
 
-def manager_of(training: Training, rank: int, settings: dict[str, Any]) -> torchft.Manager:
+def manager_of(
+    training: Training, rank: int, store: dist.TCPStore, settings: dict[str, Any]
+) -> torchft.Manager:
+    """`store`: on this node; it must be kept."""
     timeout = timedelta(seconds=settings["timeout_s"])
-    here = socket.gethostbyname(os.uname().nodename)
-    store = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)
     return torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=timeout),
         load_state_dict=training.load_state_dict,
@@ -52,9 +53,9 @@ def manager_of(training: Training, rank: int, settings: dict[str, Any]) -> torch
         heartbeat_interval=timedelta(milliseconds=settings["heartbeat_ms"]),
         rank=0,
         world_size=1,
-        store_addr=here,
+        store_addr=store.host,
         store_port=store.port,
-        hostname=here,
+        hostname=store.host,
         lighthouse_addr=settings["lighthouse"],
         replica_id=f"replica_{rank}",
         init_sync=False,
@@ -71,7 +72,8 @@ def main(rank: int | None) -> None:
         data = training.state["data"]
         data.load_state_dict({**data.state_dict(), "rank": rank})
     writer, node = files.writer(), os.uname().nodename
-    manager = manager_of(training, rank, settings)
+    store = dist.TCPStore(socket.gethostbyname(node), 0, is_master=True, wait_for_workers=False)
+    manager = manager_of(training, rank, store, settings)
     state = {
         **training.state,
         "model": Replicated(manager, training.state["model"]),
