@@ -4,15 +4,13 @@
 
 Only what hangs on process groups is made again in a restart; imports, and a step that this process has done
 alone, are there. gloo's collectives cannot be aborted as NCCL's can (by the package's Abort), so they get a
-short time limit as soon as DistributedDataParallel is built.
+short time limit as soon as DistributedDataParallel is built. The package looks for its own class among the
+annotations of the wrapped function, so these must be classes, and no text.
 """
-
-from __future__ import annotations
 
 import json
 import os
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
@@ -24,11 +22,8 @@ from baselines.run_files import RunFiles
 from baselines.training import STEPS, Training
 
 
-def train(
-    files: RunFiles, store: dist.Store, settings: dict[str, Any], call: CallWrapper | None = None
-) -> None:
+def train(files: RunFiles, store: dist.Store, settings: dict, call: CallWrapper = None) -> None:  # type: ignore
     """From the newest checkpoint on, as the rank that this process has now."""
-    assert call is not None
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
         "gloo", store=dist.PrefixStore(str(call.iteration), store), rank=rank, world_size=world_size
