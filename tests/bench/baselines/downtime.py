@@ -21,8 +21,8 @@ STEADY_STEPS = 40
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds. `first_new_step`: its number; `redone_steps`: those done a second time by some rank before it;
-    `steady_step_s` has been taken off."""
+    """Seconds. `first_new_step`: its number; `redone_steps`: those done a second time by some rank before it
+    (by a standby of tm_slurm: in its sandbox); `steady_step_s` has been taken off."""
 
     downtime_s: float
     steady_step_s: float
