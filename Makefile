@@ -13,7 +13,7 @@ CONTRACT := tests/slurm/test_slurm_answers_of_real_daemons.py
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt frameworks demo test test-unit test-layouts chaos record pictures bench sanitize fuzz spank install uninstall lint cluster-next test-next apt-next apt-pictures cluster-up cluster-down clean
+.PHONY: help setup apt frameworks demo test test-unit test-layouts chaos record pictures bench bench-baselines sanitize fuzz spank install uninstall lint cluster-next test-next apt-next apt-pictures cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
@@ -81,8 +81,16 @@ record: setup ## Record a real job anew for the tests that read job directories 
 pictures: setup apt-pictures ## The pictures of the README, from that job and from text
 	$(BIN)/python tests/pictures.py
 
-bench: setup ## All benchmarks; JSON in build/bench (one alone: make bench-comm)
+$(VENV)/.bench: $(VENV)/.ready
+	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev,bench]'
+	@touch $@
+
+bench: setup $(VENV)/.bench ## All benchmarks; JSON in build/bench (one alone: make bench-comm)
 	@for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+bench-baselines: setup $(VENV)/.bench ## Beside what people would use instead (RIVALS="torchrun requeue" FAULTS=planned REPEAT=5)
+	$(BIN)/python tests/bench/bench_baselines.py $(addprefix --only ,$(RIVALS)) $(addprefix --fault ,$(FAULTS)) \
+	  --repeat $(or $(REPEAT),5)
 
 bench-%: setup
 	$(BIN)/python tests/bench/bench_$*.py

@@ -331,6 +331,11 @@ class CommConfig:
     """The collectives between ranks."""
 
     timeout_s: Annotated[float, "seconds after which a collective fails although no link is broken"] = 1800.0
+    delta_groups: Annotated[
+        bool,
+        "in a planned move replace single links; false: all ranks end their groups and build again together, "
+        "as a migration without delta groups does (TrainMover's Migration Naive; for benchmarks)",
+    ] = True
 
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:
@@ -341,6 +346,10 @@ class CommConfig:
 class StandbyConfig:
     """How standbys warm up."""
 
+    warm_up: Annotated[
+        bool,
+        "warm up ahead; false: a standby builds its role and does a first step in the pause (for benchmarks)",
+    ] = True
     recorded_steps: Annotated[
         int,
         "first steps of the job whose collectives one rank of each role class records, for standbys to "

@@ -27,8 +27,13 @@ class Outgoing:
         epoch: int,
         share: tuple[int, int] = (0, 1),
         limits: TransferLimits,
+        ahead: bool = True,
     ) -> None:
+        """Not `ahead`: the joiner is let in when the pause begins, and not before."""
         self.epoch = epoch
+        self._begun = threading.Event()
+        if ahead:
+            self._begun.set()
         self._limits = limits
         self._share = share
         self._rank = rank
@@ -56,6 +61,7 @@ class Outgoing:
         self._captured.set()
 
     def _await_joiner(self) -> None:
+        self._begun.wait(self._limits.prepare_s)
         while not self._closed:
             try:
                 sock, _ = self._listener.accept()
@@ -81,6 +87,7 @@ class Outgoing:
     def send(self, snapshot: Snapshot) -> SendReport:
         """In the pause: everything, until the joiner has verified it. StateError when that fails. After a
         failure the joiner may still have its role to build."""
+        self._begun.set()
         if not self._ready.wait(self._limits.prepare_s) or self._sender is None:
             raise StateError(f"the joiner of rank {self._rank} is not there: {self._failure}")
         return self._sender.send(snapshot, timeout_s=self._limits.transfer_s(snapshot.nbytes))
@@ -101,30 +108,47 @@ class Outgoing:
             self._socket.close()
 
 
+Address = tuple[str, int]
+
+
+def call_sources(
+    sources: Sequence[Address], secret: bytes, *, rank: int, epoch: int, limits: TransferLimits
+) -> list[socket.socket]:
+    """Connections to those that have a rank's state, as soon as they let its joiner in."""
+    identity = {"role": "joiner", "rank": rank, "epoch": epoch}
+    sockets: list[socket.socket] = []
+    try:
+        for source in sources:
+            sockets.append(connect_socket(source, secret, identity, timeout_s=limits.prepare_s))
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
 class Incoming:
     """The joiner's side, for one epoch. `cancel` may be called from another thread."""
 
     def __init__(
         self,
         *,
-        sources: Sequence[tuple[str, int]],
+        sources: Sequence[Address],
         secret: bytes,
         rank: int,
         epoch: int,
         state: Mapping[str, Any],
         limits: TransferLimits,
+        called: list[socket.socket] | None = None,
     ) -> None:
+        """`called`: connections to the sources, if there are any yet (see `call_sources`)."""
         self.epoch = epoch
         self._limits = limits
-        identity = {"role": "joiner", "rank": rank, "epoch": epoch}
-        self._sockets: list[socket.socket] = []
-        try:
-            for source in sources:
-                sock = connect_socket(source, secret, identity, timeout_s=limits.prepare_s)
-                self._sockets.append(sock)
-        except BaseException:
-            self.close()
-            raise
+        self._sockets = (
+            called
+            if called is not None
+            else call_sources(sources, secret, rank=rank, epoch=epoch, limits=limits)
+        )
         names = [f"the source at {host}:{port}" for host, port in sources]
         self._receiver = Receiver.of_sources(self._sockets, state, names=names)
 

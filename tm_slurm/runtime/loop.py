@@ -255,9 +255,12 @@ class Runtime(StandingBy):
         if leaving is not None:
             self._leave(worker, leaving)
             return
+        kept = None if worker.config.comm.delta_groups else self._end_groups()
         worker.endpoint.switch(epoch=agreed)
         worker.at_epoch(agreed)
         self._exchange_due = True
+        if kept is not None:
+            self._build_anew(worker, kept)
 
     def _store(self, worker: Worker, flags: int) -> None:
         try:

@@ -4,6 +4,7 @@ rank's place (TrainMover §4, §5, §7)."""
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import Any
 
 from tm_slurm.comm import HandshakeRefused
 from tm_slurm.runtime.agent_link import Message
-from tm_slurm.runtime.handover import Incoming
+from tm_slurm.runtime.handover import Incoming, call_sources
+from tm_slurm.runtime.naive import Naive
 from tm_slurm.runtime.recording import await_recording, roles_to_warm, share_of_cpus
 from tm_slurm.runtime.saying import say
-from tm_slurm.runtime.surviving import Surviving
 from tm_slurm.runtime.worker import Worker, peers_of
 from tm_slurm.sandbox import Recording, least_steps, shadow_steps_of_another_role
 from tm_slurm.state import ReceiveReport, give_buffers, give_private, take_private
@@ -30,7 +31,7 @@ class Joined:
     report: ReceiveReport | None = None
 
 
-class StandingBy(Surviving):
+class StandingBy(Naive):
     """The part of the runtime that is about having no rank yet."""
 
     _metrics: Mapping[str, Any]
@@ -47,7 +48,11 @@ class StandingBy(Surviving):
             elif kind in ("join", "replace") and not worker.is_for_me(order):
                 pass  # for the process that was in this slot before
             elif kind == "join":
-                if self._join(worker, order):
+                if worker.config.standby.warm_up:
+                    joined = self._join(worker, order)
+                else:
+                    joined = yield from self._join_cold(worker, order)
+                if joined:
                     return
             elif kind == "replace":
                 taken = yield from self._replace(worker, order)
@@ -61,6 +66,11 @@ class StandingBy(Surviving):
         """As a `warm` order wants it: for the rank that it names, or, when it is for any, for one of each
         role class; whatever else comes meanwhile ends that early."""
         rank = int(order["rank"])
+        if not worker.config.standby.warm_up:
+            worker.world_size = int(order["world_size"])
+            cold = {"kind": "process_warm", "rank": rank, "ordered": rank, "each_s": {}, "seconds": 0.0}
+            worker.link.send({**cold, "answers": vars(worker.sandbox.answers())})
+            return
         seconds: dict[str, float] = {}
         is_there = worker.rank == rank or (order.get("any") and worker.rank is not None)
         if not is_there:
@@ -95,13 +105,16 @@ class StandingBy(Surviving):
             self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers=peers)
             steps = max(worker.config.policy.shadow_steps, least_steps(self.state))
             again, self._warmed_up = self._warmed_up, True
-            if again:  # for another role: what a process needs once is there
+            cold = not worker.config.standby.warm_up
+            if again or cold:  # for another role: what a process needs once is there
                 steps = shadow_steps_of_another_role(self.state, steps)
+            if cold and not worker.config.comm.delta_groups:
+                steps = 0
             for step in worker.sandbox.shadow_steps(steps):
                 self._vote.open()
                 yield self.state, step
                 self._vote.hold()
-            if again and steps == 1:
+            if (again or cold) and steps == 1:
                 worker.sandbox.rebuild_buckets(self.state)
         self._metrics = {}
         worker.sandbox.leave_batch()
@@ -130,6 +143,38 @@ class StandingBy(Surviving):
             worker.link.send({"kind": "joined", "epoch": epoch, "rank": rank})
             joined.report = incoming.receive()
         return self._resume(worker, order, joined.report)
+
+    def _join_cold(self, worker: Worker, order: Message) -> Shadow:
+        """The same with nothing prepared (standby.warm_up: false): from when the leaver lets this process in,
+        everybody waits for it."""
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        called: list[socket.socket] = []
+        with self._joining(worker, order):
+            worker.link.send({"kind": "joined", "epoch": epoch, "rank": rank})
+            called = self._call(worker, order)
+        if not called:
+            return False
+        recording = await_recording(worker, rank, wait_s=0)
+        yield from self._warm_up(worker, {**order, "world_size": worker.world_size}, recording)
+        delta = worker.config.comm.delta_groups
+        with self._joining(worker, order) as joined:
+            if delta:
+                self._configure(worker, order)
+            joined.report = self._connect(worker, order, called).receive()
+        if delta or joined.report is None:
+            return self._resume(worker, order, joined.report)
+        self.step = joined.report.step
+        kept = self._end_groups()
+        self._configure(worker, order)
+        taken = self._resume(worker, order, joined.report)
+        if taken:
+            self._build_anew(worker, kept)
+        return taken
+
+    def _call(self, worker: Worker, order: Message) -> list[socket.socket]:
+        sources = [(str(h), int(p)) for h, p in order["sources"]]
+        rank, epoch = int(order["rank"]), int(order["epoch"])
+        return call_sources(sources, worker.secret, rank=rank, epoch=epoch, limits=worker.limits)
 
     def _replace(self, worker: Worker, order: Message) -> Shadow:
         """Take a dead rank's place. False when the recovery was given up."""
@@ -214,7 +259,7 @@ class StandingBy(Surviving):
         )
         worker.leave_out(absent)
 
-    def _connect(self, worker: Worker, order: Message) -> Incoming:
+    def _connect(self, worker: Worker, order: Message, called: list[socket.socket] | None = None) -> Incoming:
         incoming = Incoming(
             sources=[(str(h), int(p)) for h, p in order["sources"]],
             secret=worker.secret,
@@ -222,6 +267,7 @@ class StandingBy(Surviving):
             epoch=int(order["epoch"]),
             state=self.state,
             limits=worker.limits,
+            called=called,
         )
         worker.await_state(incoming)
         incoming.prepare()

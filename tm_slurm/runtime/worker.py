@@ -150,6 +150,7 @@ class Worker:
                     rank=self.rank,
                     epoch=epoch,
                     limits=self.limits,
+                    ahead=self.config.standby.warm_up,
                 )
             outgoing = self.outgoing
             if self._layout is not None:
