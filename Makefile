@@ -60,7 +60,7 @@ test: frameworks ## All tests, those against real Slurm daemons too; what Slurm 
 	$(MAKE) --no-print-directory test-next TESTS=$(CONTRACT)
 	$(BIN)/python -m pytest
 
-test-unit: setup ## The tests that need neither Slurm nor seconds
+test-unit: frameworks ## The tests that need neither Slurm nor seconds
 	$(BIN)/python -m pytest tests/unit
 
 test-layouts: setup ## char_gpt in its larger layouts and compiled, ranks lost in any order: minutes

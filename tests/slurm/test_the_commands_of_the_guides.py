@@ -99,7 +99,8 @@ def test_each_is_typed_to_a_job(cluster: LocalCluster, tmp_path: Path) -> None:
         assert "report.html" in shell.type(report)
     assert (tmp_path / f"report-{name}" / "report.html").exists()
     assert shell.type("tm-slurm report JOB --json").startswith("{")
-    assert "traceEvents" in shell.type("tm-slurm timeline JOB --format chrome")
+    shell.type("tm-slurm timeline JOB --format chrome -o trace.json")
+    assert "traceEvents" in (tmp_path / "trace.json").read_text()
 
     small = f"--standbys=0 --nodes=1 --set train.steps=100000 --set job.directory={tmp_path}/gpt/%j"
     submitted = shell.type("tm-slurm submit configs/char_gpt.yaml", small)

@@ -93,7 +93,7 @@ ON_A_CLUSTER = [
     "tm-slurm report JOB",
     "tm-slurm report 1",
     "tm-slurm report JOB --json",
-    "tm-slurm timeline JOB --format chrome",
+    "tm-slurm timeline JOB --format chrome -o trace.json",
 ]
 """Run as they stand, with the job's id and the nodes put in, by test_the_commands_of_the_guides.py."""
 
@@ -114,7 +114,7 @@ BY_TEST = {
     ),
     "python train.py": "slurm/test_the_readme_is_true.py::test_the_script_runs_in_one_process",
     "tm-slurm submit config.yaml": "slurm/test_the_readme_is_true.py::test_the_script_runs_as_a_job",
-    "sbatch --nodes=6 sbatch_templates/train.sbatch config.yaml": (
+    "sbatch --job-name=linear --time=60 sbatch_templates/train.sbatch config.yaml": (
         "slurm/test_submit_from_anywhere_and_again.py::test_a_template_job_submitted_from_inside_another_one"
     ),
     "sbatch sbatch_templates/train.sbatch": (
@@ -165,6 +165,12 @@ BY_TEST = {
     "tm-slurm cluster down": "slurm/test_local_cluster_command.py::test_a_cluster_from_up_to_down",
     "tm-slurm cluster power-off n3": "slurm/test_local_cluster_command.py::test_a_cluster_from_up_to_down",
     "tm-slurm cluster freeze n3": "slurm/test_local_cluster_command.py::test_a_cluster_from_up_to_down",
+    "scancel --signal=USR2 1234": (
+        "slurm/test_state_without_a_replica.py::test_a_job_whose_time_is_over_goes_on_from_its_checkpoint"
+    ),
+    "scontrol requeue 1234": (
+        "slurm/test_submit_from_anywhere_and_again.py::test_a_requeued_job_starts_again_in_its_directory"
+    ),
     "scancel --signal=KILL 1234": (
         "slurm/test_slurm_is_asked_for_another_node.py"
         "::test_a_job_that_is_killed_before_any_node_has_come_leaves_nothing_in_the_queue"
@@ -175,19 +181,24 @@ BY_TEST = {
     "tm-slurm install --prefix /usr/local": (
         "slurm/test_spank_options_reach_the_job.py::test_install_shows_what_is_there_and_uninstall_removes_it"
     ),
-    "sudo make install PREFIX=/usr/local": (
+    "make install": (
+        "slurm/test_spank_options_reach_the_job.py::test_install_shows_what_is_there_and_uninstall_removes_it"
+    ),
+    "sudo make -C spank install PREFIX=/usr/local": (
         "slurm/test_spank_options_reach_the_job.py::test_install_shows_what_is_there_and_uninstall_removes_it"
     ),
     "make uninstall": (
         "slurm/test_spank_options_reach_the_job.py::test_install_shows_what_is_there_and_uninstall_removes_it"
     ),
     "make spank": "slurm/test_spank_options_reach_the_job.py::test_only_what_slurm_calls_is_exported",
+    "make -C spank": "slurm/test_spank_options_reach_the_job.py::test_only_what_slurm_calls_is_exported",
     "make -C spank check": "slurm/test_spank_options_reach_the_job.py::test_the_c_parts_do_as_they_say",
 }
 """Run in the same way by a test, with a job or names of its own."""
 
 NOT_RUN = {
     "make demo": "it is the demonstration itself: minutes, and what it does is what tests/slurm does",
+    "make frameworks": "`make test` has run it",
     "make setup": "what runs the tests has run it",
     "make test": "it is what runs the tests",
     "make test-next": "minutes; `make test` has run that part of it which shows what differs",
@@ -202,6 +213,7 @@ NOT_RUN = {
     "make chaos": "minutes to hours; tests/chaos/test_chaos.py plays a few seeds",
     "make chaos SEEDS=5": "minutes; tests/chaos/test_chaos.py plays a few seeds",
     "make chaos SEEDS=20": "minutes; tests/chaos/test_chaos.py plays a few seeds",
+    "make bench-baselines": "a measurement: it takes hours",
     "make bench-cli": "a measurement: it needs a machine of its own",
     "make bench-downtime": "a measurement: it needs a machine of its own",
     "make bench-slurm": "a measurement: it needs a machine of its own",
@@ -210,7 +222,7 @@ NOT_RUN = {
     ".venv/bin/python -m pytest tests/comm": "it is what runs the tests",
     ".venv/bin/python -m pytest tests/slurm -k drained": "it is what runs the tests",
     "source .venv/bin/activate": "it changes the shell of whoever types it",
-    "pip install torch==2.13.0 setuptools ninja": "the Makefile has run it",
+    'pip install torch==2.13.0 "setuptools>=77" wheel ninja': "the Makefile has run it",
     "pip install --no-build-isolation .": "the Makefile has run it, with -e",
     "pip install --no-build-isolation '.[lightning]'": "the Makefile has installed the same for the tests",
     "apt-get install gcc make libssl-dev libslurm-dev": "the Makefile has run it",

@@ -204,3 +204,44 @@ def test_ranks_and_epochs_see_different_batches_and_jumps_draw_nothing() -> None
     again = [at(rank, number) for number in range(2, 4) for rank in range(2)]
     assert sorted(chain(*again)) == list(range(8)) and again != first
     assert torch.equal(before, torch.get_rng_state()) and loop is not None
+
+
+def test_what_the_rest_of_a_void_step_draws_is_taken_back() -> None:
+    class Drawing(Framework):
+        drawn: float
+
+        def closure(self, forward: Any, batch: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = forward(batch)
+            self.drawn = float(torch.rand(1))  # as a hook may, in the rest of a void step as well
+            return loss
+
+    before = torch.get_rng_state()
+    framework = Drawing("forward", with_closure=True)
+    loop = FrameworkLoop(framework.fit)
+    loop.build(ROLE)
+    loop.rewind = lambda: torch.set_rng_state(before)
+    with pytest.raises(RuntimeError):
+        loop.do(0)
+    loop.do(0)
+    torch.set_rng_state(before)
+    assert framework.drawn == float(torch.rand(1))
+    loop.end()
+
+
+def test_a_trainer_that_ends_in_a_shadow_step_ends_the_standby() -> None:
+    """Before it says that it is warm; what comes after is told as what it is."""
+
+    class Strict(Framework):
+        def fit(self, role: Role) -> None:
+            loop = current_loop()
+            loop.holds({"model": self.model})
+            loop.begin_step()
+            raise FloatingPointError("a callback has found NaN")
+
+    loop = FrameworkLoop(Strict().fit)
+    loop.in_sandbox = lambda: True
+    loop.build(ROLE)
+    with pytest.raises(SystemExit, match="ended in a shadow step"):
+        loop.do(0)
+    with pytest.raises(RuntimeError, match="was ended by what was raised in it before"):
+        loop.do(0)

@@ -54,7 +54,7 @@ def log_of(job_dir: Path, node: str) -> Path:
 
 def test_both_of_its_processes_end_together(start: Callable[..., subprocess.Popen[bytes]]) -> None:
     """As long as one is alive and not stopped, it would notice the end of the other one."""
-    srun = start(body="os.fork()")
+    srun = start(body="os.fork() or signal.pause()")
     both = members_of_group(srun.pid)
     assert len(both) == 2
     let_go(both)

@@ -14,7 +14,7 @@ from tm_slurm.coordinator import sweeper_job
 from tm_slurm.coordinator.allocation import Allocation
 from tm_slurm.coordinator.sweeper_job import SweeperJob
 from tm_slurm.coordinator.training import Training
-from tm_slurm.slurm import JobInfo, QueuedJob, SlurmRefused
+from tm_slurm.slurm import JobInfo, QueuedJob, SlurmRefused, SlurmUnavailable
 from tm_slurm.submit import sweeper
 from tm_slurm.submit.sweeper import SweeperTask, sweeper_config
 
@@ -52,6 +52,8 @@ class FakeSlurm:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper_job, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(sweeper, "ASK_LIMIT_S", 0.2)
+    monkeypatch.setattr(sweeper, "ASK_AGAIN_S", 0.01)
 
 
 def tend(
@@ -149,12 +151,30 @@ def test_it_sweeps_only_when_the_training_job_has_ended(
     assert len(slurm.names) == left + 1
 
 
+def test_it_asks_again_when_slurm_does_not_say_whether_the_job_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slurm, answers = FakeSlurm("tm-standby-7.1.1.x", state="CANCELLED"), [False, True]
+    job = slurm.job
+
+    def asked(job_id: int) -> JobInfo:
+        if not answers.pop(0):
+            raise SlurmUnavailable("no answer")
+        return job(job_id)
+
+    slurm.job = asked  # type: ignore[method-assign]
+    monkeypatch.setattr(sweeper, "connect", lambda: slurm)
+    assert SweeperTask(str(tmp_path), 7, 1)() == 0
+    assert not slurm.names and not answers
+
+
 def test_it_asks_for_next_to_nothing() -> None:
     config = loads(
         """
         job: {name: big, nodes: 4, ranks_per_node: 8, gpus_per_rank: 1, partition: gpu, account: a, qos: q,
               constraint: "h200*4&svc*1", batch_feature: svc, memory: 500G, exclude: n9,
-              time_limit: UNLIMITED, sbatch: {dependency: "afterok:3", nice: 5}}
+              time_limit: UNLIMITED, 
+              sbatch: {dependency: "afterok:3", nice: 5, exclusive: true, gres: "gpu:8"}}
         train: {module: x}
         """,
         name="test",

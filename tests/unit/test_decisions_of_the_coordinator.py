@@ -158,7 +158,7 @@ def test_a_drained_batch_host_without_ranks_is_kept_and_explained() -> None:
     world = started()
     world.event("drain", "n1")
     assert world.state.nodes["n1"].standing == "kept" and not world.releases()
-    assert "batch host" in world.comments()[-1] and "requeue" in world.comments()[-1]
+    assert "batch host" in world.comments()[-1] and "scancel --signal=USR2" in world.comments()[-1]
     world.event("resume", "n1")
     assert world.state.nodes["n1"].standing == "standby" and world.state.nodes["n1"].processes
 

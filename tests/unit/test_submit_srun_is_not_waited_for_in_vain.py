@@ -157,8 +157,8 @@ def test_both_processes_of_srun_are_ended_and_then_the_script_goes_on(
 def test_another_step_of_the_script_is_left_alone(start: Callable[[str], Script]) -> None:
     """A step that watches something, or one after training."""
     script = start('"$srun" monitor & agents; echo "srun $?"; wait $!')
-    until("both steps are there", lambda: len(naming("monitor")) and len(naming("tm_slurm.agent")) >= 2)
-    other = set(naming("monitor"))
+    until("both steps are there", lambda: naming("\0monitor\0") and len(naming("tm_slurm.agent")) >= 2)
+    other = set(naming("\0monitor\0"))
     script.verdict()
     assert script.bash.stdout is not None and script.bash.stdout.readline() == "srun 137\n"
     until("the watcher has ended", lambda: not script.watchers())

@@ -30,9 +30,34 @@ def test_the_job_goes_back_into_the_queue_with_a_checkpoint(kind: str) -> None:
     (told,) = job.told("checkpoint")
     assert told.node == job.seats()[job.state.pacer()] and not job.ends()
     assert "batch host n1 should be given back (test)" in job.comments()[-1]
-    job.give({"kind": "checkpoint_failed", "node": told.node, "step": 7, "why": "disk full"})
+    job.give({"kind": "checkpoint_published", "step": 7, "path": "checkpoints/7"})
     (end,) = job.ends()
     assert end.state == "requeue" and "batch host n1" in end.reason
+
+
+def test_it_is_kept_when_no_checkpoint_can_be_had() -> None:
+    """Nothing presses: what was computed since the last one would be lost for nothing."""
+    job = world("requeue")
+    job.event("drain", "n1")
+    job.give({"kind": "checkpoint_failed", "node": "n2", "step": 7, "why": "disk full"})
+    assert not job.ends() and not job.state.stopping and job.state.nodes["n1"].standing == "kept"
+
+
+def test_it_is_kept_when_the_checkpoint_does_not_come() -> None:
+    job = world("requeue")
+    job.event("drain", "n1")
+    job.clock += job.plan.stop_timeout_s + 1
+    job.give({"kind": "stop_expired"})
+    assert not job.ends() and not job.state.stopping and job.state.nodes["n1"].standing == "kept"
+
+
+def test_its_drain_counts_when_the_window_for_which_the_job_stopped_has_gone() -> None:
+    job = world("requeue")
+    job.state.stopping, job.state.stopping_for = "maintenance: test", "window/fans/0"
+    job.event("drain", "n1")
+    assert job.state.stopping_for == "window/fans/0"
+    job.give({"kind": "outlook", "windows": [], "starts": None, "ends": None, "wall": job.clock})
+    assert "batch host n1" in job.state.stopping
 
 
 def test_a_resume_before_the_checkpoint_keeps_the_job_where_it_is() -> None:

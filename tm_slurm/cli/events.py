@@ -45,7 +45,8 @@ def events(
         has = ", ".join(sorted(seen)) or "no events"
         raise UserMistake(f"--kind {missing[0]}: there is none in job {job}; it has {has}")
     chosen = [entry for entry in known if not kinds or entry.get("what") in kinds]
-    line = json.dumps if as_json else _long if is_long else _in_words
+    line = json.dumps if as_json else _long if is_long else _asked_for(kinds)
+    chosen = [entry for entry in chosen if line(entry) is not None]
     _print(chosen[-last:] if last is not None else chosen, line)
     if follow:
         _print(_coming(lines, JobFiles(job_dir), known, kinds), line)
@@ -69,6 +70,11 @@ def _print(entries: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]], s
         text = line(entry)
         if text is not None:
             click.echo(text)
+
+
+def _asked_for(kinds: tuple[str, ...]) -> Callable[[dict[str, Any]], str | None]:
+    """In words; what has none is shown with its fields when its kind was asked for by name."""
+    return lambda entry: _in_words(entry) or (_long(entry) if entry.get("what") in kinds else None)
 
 
 def _in_words(entry: dict[str, Any]) -> str | None:

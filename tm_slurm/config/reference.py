@@ -16,7 +16,8 @@ _INTRODUCTION = """\
 # Configuration of a job
 
 One YAML file says what is asked of Slurm and what is run. `tm-slurm submit configs/char_gpt.yaml` and
-`sbatch sbatch_templates/train.sbatch configs/char_gpt.yaml` read it; `--set train.steps=50` holds over it.
+`sbatch sbatch_templates/train.sbatch configs/char_gpt.yaml` read it; `--set train.steps=50` after the first,
+`train.steps=50` after the second, hold over it.
 A misspelt key, a wrong type or an impossible number is an error with file and line, and nothing is submitted.
 Text is read by the rules of YAML 1.2: `3e-4` is a number, `1:30:00` is text.
 

@@ -28,9 +28,14 @@ def comment_of(state: JobState) -> str:
         )
     for node in state.nodes.values():
         if node.standing == "kept":
+            at_once = (
+                ", or at once with: scancel --signal=USR2 JOBID (checkpoint, and back into the queue)"
+                if state.plan.requeues_left > 0
+                else ""
+            )
             parts.append(
                 f"{node.name} has no ranks any more but stays DRAINING: {node.kept_because}; "
-                "it is given back when the job ends, or at once with: scontrol requeue JOBID"
+                f"it is given back when the job ends{at_once}"
             )
     asked = [ask for ask in state.asks.values() if ask.is_coming]
     if asked and not state.finishing:

@@ -216,11 +216,27 @@ class Decisions(Refilling):
         state = self.state
         self._note("stop_cancelled", window=state.stopping_for)
         state.stopping, state.stopping_for, state.begins = "", "", None
+        for node in state.nodes.values():
+            if node.batch_host and node.notice is not None:
+                self._stops_for(node)  # it had a reason of its own
+
+    def _stays_without_checkpoint(self) -> bool:
+        """It was to stop for its batch host, and no checkpoint can be had: nothing presses, so the batch host
+        is kept instead of what was computed being lost."""
+        state = self.state
+        node = next((node for node in state.nodes.values() if state.stopping_for == _stop_for(node)), None)
+        if node is None:
+            return False
+        state.stays_for = state.stopping_for
+        self._stop_no_more()
+        if node.standing == "standby" and not self._about_to_take_ranks(node):
+            self._standby_leaves(node)
+        return True
 
     def _on_stop_expired(self, given: Input) -> None:
         """The checkpoint has not come, and what is left of the time is needed to leave in order."""
         state = self.state
-        if not state.stopping or state.finishing:
+        if not state.stopping or state.finishing or self._stays_without_checkpoint():
             return
         written = state.checkpoint_in_work.where if state.checkpoint_in_work is not None else {}
         late = [rank for rank in sorted(state.seats) if rank not in written]
@@ -266,6 +282,8 @@ class Decisions(Refilling):
             return False
         if plan.requeues_left <= 0 or not plan.release or node.standing in ("lost", "released"):
             return False
+        if self.state.stays_for == _stop_for(node):
+            return False
         if not self.state.stopping:
             self.state.stopping_for = _stop_for(node)
         assert notice is not None
@@ -296,6 +314,8 @@ class Decisions(Refilling):
         if node.notice is None or (node.notice.kind == "down" and node.agent_up):
             return
         node.notice = None
+        if self.state.stays_for == _stop_for(node):
+            self.state.stays_for = ""
         if self.state.stopping_for == _stop_for(node):
             self._stop_no_more()
         move = self.state.move

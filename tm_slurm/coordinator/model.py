@@ -417,6 +417,8 @@ class JobState:
     stopping_for: str = ""
     """id of the window that it stops for, or `node/NAME` of its batch host, if it does for such:
     then that may still be taken back"""
+    stays_for: str = ""
+    """`node/NAME` of the batch host for which it was to stop, and could write no checkpoint"""
     begins: float | None = None
     """Unix seconds: it is not to start again before"""
     outlook: dict[str, Any] = field(default_factory=dict)

@@ -216,5 +216,10 @@ class Storing(Leaving):
         self.state.checkpoint_in_work = None
         self._note("checkpoint_failed", step=given.get("step"), why=given["why"])
         self._tell_rank(self.state.pacer(), {"kind": "checkpoint_complete", "step": -1})
-        if self.state.stopping:
+        if self.state.stopping and not self._stays_without_checkpoint():
             self._end("requeue", 1, f"{self.state.stopping}; the last checkpoint failed: {given['why']}")
+
+    # ---- what decisions on the whole job do ----
+
+    def _stays_without_checkpoint(self) -> bool:
+        raise NotImplementedError

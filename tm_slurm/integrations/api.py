@@ -17,6 +17,11 @@ class FrameworkRuntime(Runtime):
         super().__init__(self.loop.build, steps=steps)
         self.loop.steps = self.steps
         self.loop.in_sandbox = lambda: self._worker is not None and self._worker.endpoint.sandbox
+        self.loop.rewind = self._rewind_again
+
+    def _rewind_again(self) -> None:
+        if self._mark is not None:
+            self._rewind()
 
     def _enter(
         self, worker: Worker, *, rank: int, world_size: int, epoch: int, peers: dict[str, list[Any]]

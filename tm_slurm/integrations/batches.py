@@ -48,7 +48,7 @@ class StepBatches:
         )
         self._batch_size = batch_size
         self._seed = seed
-        self._per_step = per_step
+        self.per_step = per_step
         self._options = options
         self._of_an_epoch = len(self._sampler) // batch_size
         if not self._of_an_epoch:
@@ -74,10 +74,10 @@ class StepBatches:
             step = current_loop().begin_step()
             if step is None:
                 raise StopIteration
-            self._first = step * self._per_step
+            self._first = step * self.per_step
         if not current_loop().is_void:  # else any will do: nothing is computed with it
             self._batch = self._number(self._first + self._given)
-        self._given = (self._given + 1) % self._per_step
+        self._given = (self._given + 1) % self.per_step
         return self._batch
 
     def _number(self, number: int) -> Any:

@@ -33,7 +33,8 @@ class FrameworkLoop:
 
     `steps`: how many there are in all; `metrics`: what the step in progress has measured; `in_sandbox`:
     whether the steps now are those of a standby that warms up; `on_step`: told the number of each step that
-    begins; `on_end`: called when there is none any more.
+    begins; `on_end`: called when there is none any more; `rewind`: takes back what the rest of a void step
+    has drawn and changed.
     """
 
     def __init__(self, fit: Fit) -> None:
@@ -46,6 +47,7 @@ class FrameworkLoop:
         self.steps = 0
         self.is_void = False
         self.in_sandbox: Callable[[], bool] = lambda: False
+        self.rewind: Callable[[], None] = lambda: None
         self.on_step: Callable[[int], None] = lambda step: None
         self.on_end: Callable[[], None] = lambda: None
 
@@ -71,8 +73,15 @@ class FrameworkLoop:
         """Have the framework do `step`; what it has measured. Raises what a failure of another rank has
         raised in there: from then on the rest of that step is void."""
         assert self._framework is not None
+        if self._framework.dead:
+            raise RuntimeError("the trainer was ended by what was raised in it before: see above")
         self.metrics = {}
-        failure = self._framework.switch(step)
+        try:
+            failure = self._framework.switch(step)
+        except Exception as error:
+            if self.in_sandbox():  # before this standby says that it is warm
+                raise SystemExit(f"the trainer has ended in a shadow step: {error!r}") from error
+            raise
         if self._framework.dead:
             raise ValueError(
                 f"the trainer has ended by itself in step {step} of {self.steps}: leave it to run(steps=…) "
@@ -109,6 +118,7 @@ class FrameworkLoop:
         """The next step to do; None when all are done."""
         if self.is_void:
             self.is_void = False  # the runtime has said already what comes after the failure
+            self.rewind()
         else:
             self._step = self._runtime.switch(None)
         if self._step is None:

@@ -16,6 +16,8 @@ refused: they are collectives between two steps, or states that no other process
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.plugins.environments import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
+from tm_slurm.integrations.batches import StepBatches
 from tm_slurm.integrations.framework_loop import FrameworkLoop, current_loop, ranks_per_node
 from tm_slurm.runtime import Role
 
@@ -96,6 +99,8 @@ class TrainMover(Callback):  # type: ignore[misc]
             what = "Lightning's checkpoints (enable_checkpointing=False; tm_slurm has its own)"
         elif not pl_module.automatic_optimization:
             what = "manual optimization (let Lightning call the optimizer)"
+        elif getattr(trainer.precision_plugin, "scaler", None) is not None:
+            what = "a gradient scaler, whose scale would stay behind (precision='bf16-mixed')"
         else:
             what = ""
         if what:
@@ -108,6 +113,9 @@ class TrainMover(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is built: say what it is, and put the guards around what can meet a failure."""
         loop, strategy = current_loop(), trainer.strategy
+        _check_batches(trainer)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Lightning's handler is a collective
         schedules = {}
         for number, config in enumerate(trainer.lr_scheduler_configs):
             if config.interval != "step":
@@ -143,6 +151,20 @@ class TrainMover(Callback):  # type: ignore[misc]
         loop: FrameworkLoop = current_loop()
         if isinstance(outputs, dict) and "loss" in outputs:
             loop.report({"loss": outputs["loss"]})
+
+
+def _check_batches(trainer: Trainer) -> None:
+    """ValueError when the batches that Lightning takes are not those of the steps."""
+    batches, accumulated = trainer.train_dataloader, trainer.accumulate_grad_batches
+    if not isinstance(batches, StepBatches):
+        raise ValueError(
+            f"training on a {type(batches).__name__}: give trainer.fit() tm_slurm.integrations.StepBatches, "
+            f"which begin the steps"
+        )
+    if batches.per_step != accumulated:
+        raise ValueError(
+            f"StepBatches(per_step={batches.per_step}): expected {accumulated}, as accumulate_grad_batches is"
+        )
 
 
 def _count(trainer: Trainer, step: int) -> None:

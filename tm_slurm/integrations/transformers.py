@@ -49,6 +49,8 @@ class TrainMover(TrainerCallback):  # type: ignore[misc]
                 raise ValueError(
                     f"{name}: expected 'no', found {getattr(found, 'value', found)!r}: {instead}"
                 )
+        if trainer.accelerator.scaler is not None:
+            raise ValueError("fp16: the scale of its gradient scaler would stay behind: set bf16 instead")
         self._trainer = trainer
         self._role = role
         loop = current_loop()

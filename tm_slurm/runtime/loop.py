@@ -299,6 +299,7 @@ class Runtime(StandingBy):
         self.role = role
         if role.device.type == "cuda":
             torch.cuda.set_device(role.device)
+        self._vote.is_open = False  # a step that was broken off is no reason to judge what build() does
         self.state = self._build(role)
         self.shares.take_role(role.rank, self.state)
         self._mark = None

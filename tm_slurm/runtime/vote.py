@@ -115,6 +115,8 @@ class Vote:
         self._tensor = torch.zeros(3, dtype=torch.int64)
         self._parameters: set[int] = set()
         self._optimizers: set[int] = set()
+        self._has_closure = False
+        """an optimizer of the state is at its step, and the vote comes within: it may use others for it"""
         self.is_open = False
         self.was_held = False
         """in this step"""
@@ -140,7 +142,7 @@ class Vote:
 
     def check_known(self, optimizer: torch.optim.Optimizer) -> None:
         """ValueError when one that is not in the state is about to change its parameters."""
-        if not self.is_open or id(optimizer) in self._optimizers:
+        if not self.is_open or self._has_closure or id(optimizer) in self._optimizers:
             return
         if any(
             id(parameter) in self._parameters for g in optimizer.param_groups for parameter in g["params"]
@@ -153,9 +155,10 @@ class Vote:
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An optimizer that is given a closure computes its gradients in there: the vote comes after it."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
+        if not callable(closure):
             self.hold(applying=True)
             return None
+        self._has_closure = True
 
         def then_vote() -> Any:
             loss = closure()
@@ -168,7 +171,7 @@ class Vote:
 
     def open(self) -> None:
         """A step begins: its vote has not been held."""
-        self.is_open, self.was_held = True, False
+        self.is_open, self.was_held, self._has_closure = True, False, False
         self.agreed_epoch = self.agreed_flags = 0
 
     def hold(self, *, applying: bool = False) -> None:

@@ -290,7 +290,8 @@ class Controller:
         """All that led was killed, and nobody else is there to cancel what waits in the queue."""
         with contextlib.suppress(SlurmUnavailable, SlurmRefused):
             for job in self._slurm.queued(standby_jobs_of(known.job_id)):
-                self._slurm.cancel(job.job_id)
+                with contextlib.suppress(SlurmRefused):  # it has ended meanwhile
+                    self._slurm.cancel(job.job_id)
 
     def _own_node_is_left(self) -> bool:
         if self._own.node is None:

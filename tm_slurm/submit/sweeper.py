@@ -20,8 +20,11 @@ from typing import Any
 from tm_slurm.config import Config, load
 from tm_slurm.coordinator.training import Training, has_ended
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect
-from tm_slurm.submit.standby import FOLDER, NOT_FOR_ONE_NODE, print_id
+from tm_slurm.submit.standby import FOLDER, print_id
 from tm_slurm.submit.submission import AgentExecutor, further_options, node_parameters
+
+FOR_THE_QUEUE = frozenset({"nice", "wckey"})
+"""sbatch options of the training job that hold for the sweeper: none that asks for resources."""
 
 MINUTES = 5
 ASK_AGAIN_S = 1.0
@@ -43,7 +46,12 @@ class SweeperTask:
         deadline = time.monotonic() + ASK_LIMIT_S
         while True:
             try:
-                left = slurm.queued(training.prefix) if has_ended(slurm, training) else []
+                left = slurm.queued(training.prefix)
+                if left and not has_ended(slurm, training):  # or Slurm has not said so
+                    if time.monotonic() <= deadline:
+                        time.sleep(ASK_AGAIN_S)
+                        continue
+                    left = []
                 for job in left:
                     with contextlib.suppress(SlurmRefused):  # it has ended meanwhile
                         slurm.cancel(job.job_id)
@@ -71,7 +79,7 @@ def sweeper_config(config: Config) -> Config:
     more of its nodes than one CPU for a moment.
     """
     job = config.job
-    options = {name: value for name, value in job.sbatch.items() if name not in NOT_FOR_ONE_NODE}
+    options = {name: value for name, value in job.sbatch.items() if name in FOR_THE_QUEUE}
     size: dict[str, Any] = {"nodes": 1, "standbys": 0, "ranks": None, "ranks_per_node": 1, "memory": None}
     size |= {"cpus_per_rank": 1, "gpus_per_rank": 0, "constraint": None, "batch_feature": None}
     return replace(config, job=replace(job, **size, time_limit=MINUTES, sbatch=options))
