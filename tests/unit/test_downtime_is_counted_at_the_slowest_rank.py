@@ -1,4 +1,4 @@
-"""The figure that everything here is judged by comes from commit times, as the design defines it."""
+"""The figure that everything here is judged by comes from commit times, as README.md has it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_the_same_state_again_is_no_event() -> None:
 
 
 def test_a_failed_poll_changes_nothing() -> None:
-    """FR-3: a failed sinfo call was read as "nothing is drained", and a move under way was cancelled."""
+    """A failed sinfo call was read as "nothing is drained", and a move under way was cancelled."""
     story = Story()
     first = story.sees("MIXED+DRAIN")
     assert first is not None

@@ -1,4 +1,4 @@
-"""A node gives the others an address that they can reach, whatever its own name stands for (FR-18)."""
+"""A node gives the others an address that they can reach, whatever its own name stands for."""
 
 from __future__ import annotations
 

@@ -47,19 +47,19 @@ OUTER_JOB = {
 
 
 def test_the_way_to_the_controller_is_always_kept() -> None:
-    """FR-12: cleaning SLURM_* also removed SLURM_CONF, and sbatch stopped working."""
+    """Cleaning SLURM_* also removed SLURM_CONF, and sbatch stopped working."""
     for clean in (environment.for_client, environment.for_step, environment.for_submission):
         assert clean(OUTER_JOB)["SLURM_CONF"] == "/etc/elsewhere/slurm.conf"
         assert clean(OUTER_JOB)["PATH"] == "/usr/bin:/bin"
 
 
 def test_a_step_inherits_no_binding() -> None:
-    """FR-11: an inherited SLURM_CPU_BIND pinned all ranks of a nested srun to one core."""
+    """An inherited SLURM_CPU_BIND pinned all ranks of a nested srun to one core."""
     assert not [name for name in environment.for_step(OUTER_JOB) if "_BIND" in name]
 
 
 def test_a_step_inherits_no_options_that_contradict_each_other() -> None:
-    """FR-13: SLURM_TRES_PER_TASK against SLURM_CPUS_PER_TASK."""
+    """SLURM_TRES_PER_TASK against SLURM_CPUS_PER_TASK."""
     kept = {name for name in environment.for_step(OUTER_JOB) if environment.is_slurm_variable(name)}
     assert kept == {
         "SLURM_CONF",

@@ -79,7 +79,7 @@ def test_a_state_is_read_whole(
 
 
 def test_a_node_in_a_maintenance_reservation_that_drains_is_not_healthy() -> None:
-    """FR-7: MIXED+DRAIN in a maintenance reservation was read as healthy."""
+    """MIXED+DRAIN in a maintenance reservation was read as healthy."""
     assert NodeState.parse("MIXED+DRAIN+MAINTENANCE").leaving_kinds == ("drain", "maintenance")
 
 

@@ -44,7 +44,7 @@ def test_one_agent_a_node_and_the_verdicts_end(batch: Batch) -> None:
 
 
 def test_what_an_outer_job_left_does_not_reach_srun(batch: Batch) -> None:
-    """FR-11, FR-12, FR-13."""
+    """What of Slurm srun must not inherit is taken out, SLURM_CONF stays."""
     done = batch.run(**OUTER)
     assert done.returncode == 0, done.stderr
     _, environment = batch.call()
@@ -148,7 +148,7 @@ def test_no_configuration_at_all(batch: Batch) -> None:
 def test_the_job_ends_by_the_coordinators_word_not_by_sruns_code(
     batch: Batch, verdict: dict[str, object] | None, code: int, said: str
 ) -> None:
-    """FR-15: tasks that were cancelled or released made the job FAILED."""
+    """Tasks that were cancelled or released made the job FAILED."""
     batch.srun(verdict=verdict, code=0)
     done = batch.run()
     assert done.returncode == code
@@ -187,7 +187,7 @@ def test_another_job_of_the_same_id_starts_anew(batch: Batch) -> None:
 
 
 def test_a_verdict_to_requeue_asks_slurm_for_this_job_alone(batch: Batch) -> None:
-    """FR-17: requeue of one array element requeued the whole array. The script then waits for Slurm to end
+    """Requeue of one array element requeued the whole array. The script then waits for Slurm to end
     it."""
     shown = "JobId=7 JobName=x UserId=u(1) GroupId=g(1) JobState=RUNNING Requeue=1 Restarts=0"
     of_array = shown.replace("JobId=7", "JobId=7 ArrayJobId=7 ArrayTaskId=2")

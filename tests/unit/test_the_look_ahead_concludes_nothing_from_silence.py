@@ -112,7 +112,7 @@ def test_news_are_told_once() -> None:
 @pytest.mark.parametrize("what", ["job", "reservations", "nodes"])
 @pytest.mark.parametrize("error", [SlurmUnavailable("no answer"), SlurmRefused("no")])
 def test_a_question_without_an_answer_changes_nothing(what: str, error: Exception) -> None:
-    """FR-3: a poller for drains took a failed call for "nothing is drained" and cancelled a move."""
+    """A poller for drains took a failed call for "nothing is drained" and cancelled a move."""
     watch = Watch()
     watch.slurm.reserve("fans", "n2", flags=())
     watch.look()

@@ -1,10 +1,10 @@
 """Replacement over a stock backend (NCCL, gloo): inner groups are built beside those in use, then swapped.
 
-The same three calls as `Endpoint`, for devices whose connections are not ours (design: "Devices"). A group
+The same three calls as `Endpoint`, for devices whose connections are not ours. A group
 object stays the same for ever; the stock backend inside it is exchanged under a lock. It costs more than an
 endpoint does: preparation builds every affected group anew, and for a moment both exist (two communicators'
 device memory).
-With NCCL this has not been measured yet: no GPU was at hand.
+With NCCL this has not been measured yet.
 """
 
 from __future__ import annotations

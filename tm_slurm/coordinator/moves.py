@@ -1,5 +1,4 @@
-"""The planned move (TrainMover §5, design "Planned move"): pair leavers with joiners, prepare, arm, commit,
-or give up.
+"""The planned move (TrainMover §5): pair leavers with joiners, prepare, arm, commit, or give up.
 
 preparing   joiner: warm for the leaver's role → join (links dialled and staged, state's layout exchanged)
             leaver: prepare_leave → says whom it has links to and where its state can be fetched

@@ -1,4 +1,4 @@
-"""At which step all go on, and where the lost ranks' state comes from (design "The step, the vote").
+"""At which step all go on, and where the lost ranks' state comes from.
 
 The boundary is the furthest that any survivor has committed. Whoever has committed it discards what it did
 since and does that step again. Whoever stands at the vote before it applies: somebody saw that vote succeed,

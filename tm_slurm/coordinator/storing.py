@@ -1,5 +1,5 @@
 """What is kept in case that a rank is lost without a replica: snapshots in the memory of another node's
-agent, and checkpoints on disk (design "Unplanned failure").
+agent, and checkpoints on disk.
 
 duties      each rank is told where its snapshots go, and whether it writes checkpoints for its replicas
 *_stored    a rank's part has arrived; when all have, the whole can be gone back to, and the next may begin

@@ -1,6 +1,6 @@
 """Keeps what the ranks report (steps, commit times, loss) and derives from it what an interruption cost.
 
-Downtime (design "How we measure") of a planned move: commit time of the first step after the switch, minus
+Downtime of a planned move: commit time of the first step after the switch, minus
 that of the last step before it, minus the median steady step; at the slowest rank. Of an unplanned failure:
 the same between the last step that anybody had committed before it and the first new step; the job itself
 does not know the instant of the fault. Times are wall clock, since the two commits of a moved rank happen on

@@ -1,5 +1,4 @@
-"""What a rank does when another one fails: stop, say where, and go on as all do (design "The step, the
-vote").
+"""What a rank does when another one fails: stop, say where, and go on as all do.
 
 A failure inside a step discards it; at the vote it depends on whether anybody saw the vote succeed, which the
 coordinator finds out. Whatever fails while the ranks go on together begins it again.

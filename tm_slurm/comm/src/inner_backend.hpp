@@ -1,4 +1,4 @@
-// A group over a stock backend (NCCL, gloo): the object stays, the backend inside is swapped (design: "Devices").
+// A group over a stock backend (NCCL, gloo): the object stays, the backend inside is swapped.
 #pragma once
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
