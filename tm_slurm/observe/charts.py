@@ -148,6 +148,7 @@ def breakdown(costs: Costs) -> Draw:
 
     def draw(figure: Any, axes: Any, narrow: bool) -> None:
         longest = max((sum(max(0.0, s) for s in one.parts.values()) for one in shown), default=1.0) or 1.0
+        is_marked = False
         for row, one in enumerate(shown):
             left = 0.0
             for name in PARTS:
@@ -155,6 +156,7 @@ def breakdown(costs: Costs) -> Draw:
                 axes.barh(row, seconds, left=left, height=0.55, color=COLOURS[name], linewidth=0)
                 left += seconds
             if one.downtime_s is not None and 0 < one.downtime_s < left:
+                is_marked = True
                 axes.plot([one.downtime_s] * 2, [row - 0.38, row + 0.38], color=COLOURS["ink"], linewidth=1.6)
             text = f"{one.downtime_s:.2f} s" if (one.downtime_s or 0.0) > 0 else "none"
             axes.text(left + longest * 0.012, row, text, va="center", color=COLOURS["ink"])
@@ -164,7 +166,10 @@ def breakdown(costs: Costs) -> Draw:
         axes.set_xlim(0.0, longest * (1.22 if narrow else 1.1))
         axes.set_xlabel("seconds", color=COLOURS["muted"])
         there = [name for name in PARTS if any(one.parts.get(name, 0.0) > 0 for one in shown)]
-        _legend(figure, [(PART_WORDS[name], COLOURS[name]) for name in there], columns=3 if narrow else 6)
+        entries = [(PART_WORDS[name], COLOURS[name]) for name in there]
+        if is_marked:
+            entries.append(("mark: downtime", COLOURS["ink"]))
+        _legend(figure, entries, columns=3 if narrow else 7)
 
     return draw
 
