@@ -120,7 +120,7 @@ class Decisions(Refilling):
             return self._recovery_due(recovery, now)
         if state.accusations and now - state.accusations[0].at > ACCUSED_GRACE_S:
             return [{"kind": "accusations_due"}]
-        gone = [node.name for node in state.nodes.values() if self._is_gone(node, now)]
+        gone = [node.name for node in state.nodes.special() if self._is_gone(node, now)]
         if gone:
             return [{"kind": "lost_for_good", "node": name} for name in gone]
         asked = windows.due(state, now)
@@ -186,6 +186,17 @@ class Decisions(Refilling):
                 self._resumed_by_admin(node)
         elif event["kind"] == "request" or event["kind"] in LEAVE_KINDS:
             self._noticed(node, event)
+
+    def _on_straggler(self, given: Input) -> None:
+        """A rank's own work takes longer than that of its replicas, step after step: its node is left."""
+        rank = int(given["rank"])
+        if rank not in self.state.seats or self.state.recovery is not None or self.state.finishing:
+            return
+        node = self.state.nodes[self.state.seats[rank][0]]
+        if node.notice is None:
+            reason = f"rank {rank} has taken {float(given['ratio']):.2f} times as long as its replicas"
+            about = {"id": f"straggler/{node.name}/{given['step']}", "source": "agent", "reason": reason}
+            self._take_event({"kind": "straggler", "node": node.name, **about})
 
     def _on_time_limit(self, given: Input) -> None:
         """Slurm has warned a node's agent (sbatch --signal): of the end of the job, or of the standby job
@@ -399,7 +410,9 @@ class Decisions(Refilling):
     def _finish_if_done(self) -> None:
         """Not while ranks are missing: their successors are to end as all others do."""
         state = self.state
-        if not set(state.seats) <= set(state.done) or state.finishing or state.recovery is not None:
+        if len(state.done) < len(state.seats) or not set(state.seats) <= set(state.done):
+            return
+        if state.finishing or state.recovery is not None:
             return
         state.finishing, state.finishing_since = True, self.now
         if state.move is not None:

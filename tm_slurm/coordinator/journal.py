@@ -62,10 +62,10 @@ class Journal:
         """What earlier leaders have written, in order, and in which term."""
         return _records(self._job_dir, self._attempt, self._pieces)
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one record; OSError when the disk does not take it whole: then nothing of it is left in the
-        file, and nothing may be done about it."""
-        data = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    def append(self, *records: dict[str, Any]) -> None:
+        """Write records; OSError when the disk does not take them whole: then nothing of them is left in the
+        file, and nothing may be done about any."""
+        data = b"".join(json.dumps(record, separators=(",", ":")).encode() + b"\n" for record in records)
         size = os.fstat(self._file.fileno()).st_size
         try:
             while data:

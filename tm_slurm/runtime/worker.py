@@ -169,7 +169,10 @@ class Worker:
         )
 
     def _on_peers(self, message: Message) -> None:
-        """A move that did not touch this rank's links has committed: where its ranks are now."""
+        """A move that did not touch this rank's links has committed: where its ranks are now. Who has no rank yet
+        gets a table that has them."""
+        if self._standing_by:
+            return
         self.endpoint.update(epoch=int(message["epoch"]), peers=peers_of(message["changes"]))
 
     def _on_mates(self, message: Message) -> None:
