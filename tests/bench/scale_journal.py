@@ -19,7 +19,7 @@ from simulated_nodes import Message, SimulatedJob, SimulatedNode
 from tm_slurm.control.handshake import SECRET_BYTES
 from tm_slurm.coordinator.actions import Release, Tell
 from tm_slurm.coordinator.decide import Decisions
-from tm_slurm.coordinator.election import Candidate, LeaderWatch
+from tm_slurm.coordinator.election import Candidate, LeaderFile, LeaderWatch
 from tm_slurm.coordinator.journal import create, journal_path
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import JobState
@@ -129,6 +129,7 @@ def write(job_dir: Path, active: int, days: float) -> dict[str, Any]:
             f"expected {planned} moves and {failures} recoveries, found {state.moves_done} and "
             f"{state.recoveries_done}, ended={state.verdict}"
         )
+    LeaderFile("n00000", "127.0.0.1", 0, 1, 0, 1, writer.now, resigned=True).write(job_dir)
     size = journal_path(job_dir, 0, 1).stat().st_size
     about = {"failures": failures, "planned": planned, "lines": writer.lines, "bytes": size}
     return {"nodes": active, "days": days, "lines_at_start": began_with, **about}

@@ -76,6 +76,7 @@ class RankProcess:
         self.stopped: Message | None = None
         self.peers: dict[int, int] = {}
         self.peers_since: dict[int, int] = {}
+        self.early_news: list[Message] = []
         self.staged: dict[int, dict[int, int]] = {}
         self.cancelled: set[int] = set()
         self.armed = self.carried = 0
@@ -146,7 +147,10 @@ class RankProcess:
         return [rank for rank in range(self.job.shape.world_size) if rank not in self.absent]
 
     def _on_peers(self, message: Message) -> None:
-        """News, which may be old: what has been heard of a later epoch counts."""
+        """News, which may be old: what has been heard of a later epoch counts. Or it comes before the switch."""
+        if self.rank is not None and message["epoch"] > self.epoch:
+            self.early_news.append(message)
+            return
         for rank, incarnation in incarnations(message["changes"]).items():
             if self.rank is not None and message["epoch"] >= self.peers_since.get(rank, 0):
                 self._knows({rank: incarnation}, message["epoch"])
@@ -364,6 +368,9 @@ class RankProcess:
             raise Violation(f"{self} goes back from epoch {self.epoch} to {epoch}")
         assert self.rank is not None
         self.epoch = epoch
+        early, self.early_news = self.early_news, []
+        for message in early:
+            self._on_peers(message)
         self.stopped = None
         self.outgoing = 0 if self.outgoing <= epoch else self.outgoing
         self.outstanding = -1

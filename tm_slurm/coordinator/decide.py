@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tm_slurm.coordinator import windows
 from tm_slurm.coordinator.actions import Action, Comment, Release
@@ -79,6 +80,7 @@ class Decisions(Refilling):
     """Holds the state and turns each input into actions. `leader_node` is where this leader itself runs."""
 
     _commented = ""
+    _seen_about: tuple[Any, ...] = ()
 
     def handle(self, given: Input) -> list[Action]:
         """Take one input; return what to do about it, in order. UnknownInput changes nothing."""
@@ -99,10 +101,23 @@ class Decisions(Refilling):
         return spoken and self._known(given) is None
 
     def _keep_comment(self) -> None:
+        about = self._commented_on()
+        if about == self._seen_about:
+            return
+        self._seen_about = about
         text = comment_of(self.state)
         if text != self._commented:
             self._commented = text
             self.actions.append(Comment(text))
+
+    def _commented_on(self) -> tuple[Any, ...]:
+        """All that the comment says: it is made anew when some of that has changed."""
+        state = self.state
+        asks = [(ask.number, ask.job_id, ask.is_coming) for ask in state.asks.values()]
+        windows = [(window.id, window.opens) for window in state.windows]
+        counts = (state.epoch, state.moves_done, len(state.absent), state.move is None)
+        phase = (state.started, state.ended, state.finishing, state.stopping, state.begins)
+        return (state.nodes.version, *counts, *phase, asks, windows)
 
     def due(self, now: float) -> list[Input]:
         """Inputs that time itself brings: a preparation, a switch or a recovery that has taken too long."""

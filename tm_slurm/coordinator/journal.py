@@ -124,6 +124,8 @@ def _head(data: bytes) -> dict[str, Any] | None:
 def _records(job_dir: Path, attempt: int, pieces: list[Piece]) -> Iterator[tuple[int, dict[str, Any]]]:
     for term, size in pieces:
         with journal_path(job_dir, attempt, term).open("rb") as file:
-            file.readline()
-            while file.tell() < size:
-                yield term, json.loads(file.readline())
+            at = len(file.readline())
+            while at < size:
+                line = file.readline()
+                at += len(line)
+                yield term, json.loads(line.decode())  # from text it is quicker than from bytes

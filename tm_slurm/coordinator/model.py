@@ -19,7 +19,8 @@ Phase = Literal["preparing", "armed", "switching"]
 """preparing: phase 1, nothing in use is touched; armed: the leaver will carry the epoch into the next vote;
 switching: a vote has carried it, the pause has begun."""
 
-TOLD_TO_THE_ROSTER = frozenset({"standing", "notice", "dead", "agent_up", "vault"})
+WHERE_IT_STANDS = frozenset({"standing", "notice", "dead"})
+TOLD_TO_THE_ROSTER = WHERE_IT_STANDS | {"agent_up", "vault"}
 """What of a node decides who has to do with it."""
 
 FAILURE_LIMIT = 2
@@ -120,7 +121,7 @@ class Node:
         object.__setattr__(self, name, value)
         roster: Nodes | None = self.__dict__.get("_roster")
         if roster is not None and name in TOLD_TO_THE_ROSTER and before != value:
-            roster.changed(self)
+            roster.changed(self, standing=name in WHERE_IT_STANDS)
 
     def is_plain(self) -> bool:
         """Whether it simply trains, or is to, or has left for good."""
@@ -407,6 +408,8 @@ class JobState:
     """step and digest → the ranks that have told it"""
     first_peers: Mapping[str, list[Any]] = field(default_factory=dict)
     """where everybody was when training began"""
+    nobody_leaves_at: int = -1
+    """the version of `nodes` at which there was nobody to be moved"""
     ready_below: int = 0
     """before training begins: the ranks below this one were found to be there"""
     state_bytes: dict[int, int] = field(default_factory=dict)

@@ -93,8 +93,13 @@ class Moves(Storing):
             return
         if state.finishing or state.ended:
             return
+        if state.nodes.version == state.nobody_leaves_at and not state.seats.hosts():
+            return
         parties = self._parties_to_move()
-        joiners = self._standbys_by_preference() if parties else []
+        if not parties:
+            state.nobody_leaves_at = state.nodes.version
+            return
+        joiners = self._standbys_by_preference()
         pairs = []
         for leaver, ranks in parties:
             joiner = next((j for j in joiners if windows.outlasts(state, j, leaver, self.now)), None)

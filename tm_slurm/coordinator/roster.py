@@ -93,6 +93,8 @@ class Nodes(UserDict[str, "Node"]):
         """the names, in order"""
         self._special: set[str] = set()
         self._sorted: list[Node] | None = None
+        self.version = 0
+        """grows with every change of where a node stands"""
         self.touched: set[str] = set()
         """nodes of which something has changed since this was last emptied"""
         for name, node in nodes.items():
@@ -117,10 +119,13 @@ class Nodes(UserDict[str, "Node"]):
         """Where a node is in `ring`."""
         return self._places[name]
 
-    def changed(self, node: Node) -> None:
-        """Called by a node whose standing, notice, agent or vault has changed."""
+    def changed(self, node: Node, *, standing: bool = True) -> None:
+        """Called by a node whose agent or vault has changed, or, `standing`, whether it is to be left."""
         name = node.name
         self.touched.add(name)
+        if not standing:
+            return
+        self.version += 1
         if node.is_plain() != (name not in self._special):
             self._special ^= {name}
             self._sorted = None
