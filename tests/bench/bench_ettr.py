@@ -1,15 +1,17 @@
-"""What a job gets done although it is moved again and again, and although a node is slow: char_gpt on 2 nodes, 2 standbys.
+"""What a job gets done although it is moved again and again, and although a node is slow: char_gpt on 2
+nodes, 2 standbys.
 
     python tests/bench/bench_ettr.py [--part moves|calm|straggler] [--moves 8] [--repeat 3]
 
-moves       a planned move every 600 s-equivalent. A step here stands for one of a large model, of REFERENCE_STEP_S:
-            600 s are 600 / REFERENCE_STEP_S steps. ETTR = 1 - (downtimes of the moves) / (time), the downtime as the
-            design defines it; `ettr_by_steps` = steps · median undisturbed step / time, in which the warm-up of the
-            node that comes back as a standby counts, since it shares the processors here
+moves       a planned move every 600 s-equivalent. A step here stands for one of a large model, of
+            REFERENCE_STEP_S: 600 s are 600 / REFERENCE_STEP_S steps. ETTR = 1 - (downtimes of the moves) /
+            (time), the downtime as the design defines it; `ettr_by_steps` = steps x median undisturbed step
+            / time, in which the warm-up of the node that comes back as a standby counts, since it shares the
+            processors here
 calm        1,000 steps with the detection of stragglers on, and no node slow: nobody may be evicted
-straggler   one node's rank is stopped for a fifth of the time (SIGSTOP and SIGCONT, four times a second), so that it
-            takes 25 % longer. The loss is how much longer than undisturbed the next 100 steps take, as in the paper
-            (section 8), detection and move included
+straggler   one node's rank is stopped for a fifth of the time (SIGSTOP and SIGCONT, four times a second),
+            so that it takes 25 % longer. The loss is how much longer than undisturbed the next 100 steps
+            take, as in the paper (section 8), detection and move included
 
 Writes build/bench/ettr.json; a part that is not run keeps its figures from the run before.
 """

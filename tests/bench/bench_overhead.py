@@ -3,10 +3,11 @@
     python tests/bench/bench_overhead.py [--rounds 5] [--part throughput|snapshots]
 
 Throughput of a job with everything (agents, coordinator, vote, heartbeats), against the same model, data and
-optimizer in plain torch on the same nodes (plain_training.py): DDP on gloo, DDP on backend "tm" without the runtime,
-and that with the vote alone and heartbeats alone. A round is a job and a plain run; the plain variants alternate within
-theirs. A ratio is, for each round, their median step over ours; quoted are median, least and largest. Snapshots alone:
-snapshot_overhead.py. Beside that the processor time of each agent, and of the one that leads.
+optimizer in plain torch on the same nodes (plain_training.py): DDP on gloo, DDP on backend "tm" without the
+runtime, and that with the vote alone and heartbeats alone. A round is a job and a plain run; the plain
+variants alternate within theirs. A ratio is, for each round, their median step over ours; quoted are
+median, least and largest. Snapshots alone: snapshot_overhead.py. Beside that the processor time of each
+agent, and of the one that leads.
 
 Writes build/bench/overhead.json; a part that is not run keeps its figures from the run before.
 """

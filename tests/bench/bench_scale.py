@@ -2,18 +2,20 @@
 
     python tests/bench/bench_scale.py [--sizes 64,1024,4096,16384] [--part nodes|journal|month]
 
-The leader is the real one (decisions, journal, leadership, connections) in a process of its own; the nodes are
-agents of one light process that speak the real protocol, each over a socket of its own (light_agents.py). A node has
-one rank; the ranks are replicas of each other, and have links to the neighbours of a ring and at distances of
-powers of two. No Slurm: nodes are not polled.
+The leader is the real one (decisions, journal, leadership, connections) in a process of its own; the nodes
+are agents of one light process that speak the real protocol, each over a socket of its own
+(light_agents.py). A node has one rank; the ranks are replicas of each other, and have links to the
+neighbours of a ring and at distances of powers of two. No Slurm: nodes are not polled.
 
-move_ms       from sending the event until the leader has written that the move is over; the ranks answer at once
+move_ms       from sending the event until the leader has written that the move is over; the ranks answer at
+              once
 affected_ms   the same until the last affected rank has been told
-messages      what went over the wire for one leaver, heartbeats and signs of life not counted; these carry the news
-              of it to all others (their bytes are under `alive`)
-cores         processor seconds of the leader a second, with heartbeats as often as the default config has them
-takeover_s    from killing the leader until the next one has replayed the journal and leads; `all_back_s`: until
-              all agents have come to it
+messages      what went over the wire for one leaver, heartbeats and signs of life not counted; these carry
+              the news of it to all others (their bytes are under `alive`)
+cores         processor seconds of the leader a second, with heartbeats as often as the default config has
+              them
+takeover_s    from killing the leader until the next one has replayed the journal and leads; `all_back_s`:
+              until all agents have come to it
 
 Beside that a month's journal, replayed; and a simulated month of 64K GPUs (scale_month.py). Writes
 build/bench/scale.json; a part that is not run keeps its figures from the run before.

@@ -1,9 +1,10 @@
-"""Thousands of agents in one process: each has a socket of its own, proves the job's secret, and speaks the real
-protocol with the leader (simulated_nodes.py says what). A program of bench_scale:
+"""Thousands of agents in one process: each has a socket of its own, proves the job's secret, and speaks the
+real protocol with the leader (simulated_nodes.py says what). A program of bench_scale:
 
     python light_agents.py JOB_DIR ACTIVE STANDBYS HEARTBEAT_S STEP_S
 
-It takes commands, a JSON object a line, on its standard input, and answers each with one on its standard output.
+It takes commands, a JSON object a line, on its standard input, and answers each with one on its standard
+output.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""char_gpt without tm_slurm's runtime, agent and coordinator, one rank a Slurm task: DDP on gloo, on "tm", and on "tm"
-with one part of the runtime switched on, in turn. A program of bench_overhead:
+"""char_gpt without tm_slurm's runtime, agent and coordinator, one rank a Slurm task: DDP on gloo, on "tm",
+and on "tm" with one part of the runtime switched on, in turn. A program of bench_overhead:
 
     srun python plain_training.py RESULT STEPS ROUNDS VARIANT…
 
-Every variant has a model and an optimizer of its own; all of them run in the same processes, a block of STEPS steps
-each, ROUNDS times around. Rank 0 writes the seconds of every step, by variant and block, to RESULT (JSON).
+Every variant has a model and an optimizer of its own; all of them run in the same processes, a block of
+STEPS steps each, ROUNDS times around. Rank 0 writes the seconds of every step, by variant and block, to
+RESULT (JSON).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One large job for bench_scale: a process that leads, another that would take over, and one with all agents."""
+"""One large job for bench_scale: a process that leads, another that would take over, and one with all
+agents."""
 
 from __future__ import annotations
 
@@ -167,8 +168,8 @@ class ScaleJob:
         return at
 
     def signed(self, count: int, node: Callable[[int], str], kind: str = "drain") -> tuple[float, float]:
-        """As many signed events on one connection, sent without waiting for answers; the instants (wall clock)
-        when the first was sent and the last was answered."""
+        """As many signed events on one connection, sent without waiting for answers; the instants (wall
+        clock) when the first was sent and the last was answered."""
         leader = LeaderFile.read(self.job_dir)
         assert leader is not None
         about = {"v": 1, "job": 0, "restart": 0, "term": leader.term, "source": "strigger", "reason": "bench"}

@@ -1,7 +1,8 @@
 """A month's journal of a large job, and how long a new leader takes to replay it.
 
-The journal is what the decisions were given by simulated nodes (simulated_nodes.py): the start, planned moves, and
-nodes that are lost, as often as published for this many GPUs of one node each. No sockets, no time passes.
+The journal is what the decisions were given by simulated nodes (simulated_nodes.py): the start, planned
+moves, and nodes that are lost, as often as published for this many GPUs of one node each. No sockets, no
+time passes.
 """
 
 from __future__ import annotations

@@ -32,27 +32,26 @@ async def lead(
 ) -> None:
     watch = LeaderWatch(job_dir, 0, lease_s)
     candidate = Candidate(watch, node=node, host=HOST)
-    leadership = None
-    while leadership is None:
-        watch.look()
-        if watch.over_for_s() is not None:
-            leadership = candidate.claim()
-        if leadership is None:
-            await asyncio.sleep(LOOK_S)
     limits = Limits(
         poll_interval_s=1.0, heartbeat_s=heartbeat_s, start_timeout_s=3600.0, reconnect_s=keepalive_s
     )
-    leader = Leader(
-        job_id=None,
-        node=node,
-        host=HOST,
-        plan=plan,
-        leadership=leadership,
-        secret=read_secret(job_dir),
-        slurm=None,
-        limits=limits,
-    )
-    print("outcome", await leader.lead(), flush=True)
+    while True:
+        watch.look()
+        leadership = candidate.claim() if watch.over_for_s() is not None else None
+        if leadership is None:
+            await asyncio.sleep(LOOK_S)
+            continue
+        leader = Leader(
+            job_id=None,
+            node=node,
+            host=HOST,
+            plan=plan,
+            leadership=leadership,
+            secret=read_secret(job_dir),
+            slurm=None,
+            limits=limits,
+        )
+        await leader.lead()  # until another leads, or the machine has let it starve
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""A month of a job with 64K GPUs, event by event: what restarts from checkpoints cost, and what k standbys do.
+"""A month of a job with 64K GPUs, event by event: what restarts from checkpoints cost, and what k standbys
+do.
 
-Failures come as often as published (tm_slurm/planning/failures.py), planned events four times a day; each takes
-what the paper says for the largest size that it has, detection counted. Nothing here uses the formulas of
-tm_slurm.planning, which a test holds against it.
+Failures come as often as published (tm_slurm/planning/failures.py), planned events four times a day; each
+takes what the paper says for the largest size that it has, detection counted. Nothing here uses the
+formulas of tm_slurm.planning, which a test holds against it.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def with_standbys(of: Inputs, standbys: int, seed: int) -> Month:
 
 
 def with_restarts(of: Inputs, seed: int) -> Month:
-    """A failure costs a restart and what was done since the last checkpoint; a planned event a checkpoint and a
-    restart."""
+    """A failure costs a restart and what was done since the last checkpoint; a planned event a checkpoint
+    and a restart."""
     events = arrivals(of, random.Random(seed))
     lasting_s = now = 0.0
     interval, cost = of.checkpoint_interval_s, of.checkpoint_cost_s

@@ -1,5 +1,5 @@
-"""Nodes of a large job for bench_scale: an agent and one rank process each, that say what real ones say and do
-nothing else. No sockets here: see light_agents.py."""
+"""Nodes of a large job for bench_scale: an agent and one rank process each, that say what real ones say and
+do nothing else. No sockets here: see light_agents.py."""
 
 from __future__ import annotations
 

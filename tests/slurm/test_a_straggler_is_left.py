@@ -1,5 +1,5 @@
-"""A node whose rank is slower than its replicas is left for a standby and given back, where the config asks for it; the
-job ends bit for bit as if it had never been there."""
+"""A node whose rank is slower than its replicas is left for a standby and given back, where the config asks
+for it; the job ends bit for bit as if it had never been there."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ job directory, so that a test decides what happens before a certain boundary. `b
 make a step longer; `pause_s`: seconds that it waits, as for a device, without using the CPU. `hang_at`:
 [rank, step]: that rank never comes out of that step, the first time. `die_at`: [rank, step, "before" or
 "after"]: it is killed there before the forward, or after the backward, the first time. `keep`: computes
-in float64, and writes the parameters that each rank ends with to `parameters-RANK.pt`. `slow_at`: [rank, step,
-seconds]: the process that has that rank then is slower by so much from then on.
+in float64, and writes the parameters that each rank ends with to `parameters-RANK.pt`. `slow_at`: [rank,
+step, seconds]: the process that has that rank then is slower by so much from then on.
 """
 
 from __future__ import annotations

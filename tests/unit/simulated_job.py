@@ -73,8 +73,8 @@ class SimulatedFacts(Facts):
 
 @dataclass
 class Agent:
-    """Of one node. `orders`: what the leader has told the node and it has not obeyed yet; `news`: what its ranks
-    are to hear sometime."""
+    """Of one node. `orders`: what the leader has told the node and it has not obeyed yet; `news`: what its
+    ranks are to hear sometime."""
 
     node: str
     alive: bool = True

@@ -147,7 +147,8 @@ class RankProcess:
         return [rank for rank in range(self.job.shape.world_size) if rank not in self.absent]
 
     def _on_peers(self, message: Message) -> None:
-        """News, which may be old: what has been heard of a later epoch counts. Or it comes before the switch."""
+        """News, which may be old: what has been heard of a later epoch counts. Or it comes before the
+        switch."""
         if self.rank is not None and message["epoch"] > self.epoch:
             self.early_news.append(message)
             return

@@ -1,5 +1,5 @@
-"""In a job of thousands of nodes an input costs what it is about: nodes and seats are found without looking at
-all of them, a move tells those that it touches, and tables that everybody needs are written once."""
+"""In a job of thousands of nodes an input costs what it is about: nodes and seats are found without looking
+at all of them, a move tells those that it touches, and tables that everybody needs are written once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A rank that is slower than its replicas is found from what ranks say of their own work, within few steps, and
-nobody else is, however restless the machine."""
+"""A rank that is slower than its replicas is found from what ranks say of their own work, within few steps,
+and nobody else is, however restless the machine."""
 
 from __future__ import annotations
 

@@ -169,7 +169,6 @@ def test_the_moments_are_all_there_are(tmp_path: Path, monkeypatch: pytest.Monke
         written: list[str] = []
         append = job.leader._journal.append
 
-
         def noted(*records: dict[str, Any]) -> None:
             append(*records)
             written.extend(record["kind"] for record in records)

@@ -62,8 +62,8 @@ class Channel:
             raise ChannelClosed(str(error) or type(error).__name__) from None
 
     async def deliver(self, take: Callable[[Message], None]) -> None:
-        """Call `take` with each message from now on, as it comes in; returns when there will be none. To be used
-        instead of `receive` by who listens to thousands: it costs a third."""
+        """Call `take` with each message from now on, as it comes in; returns when there will be none. To be
+        used instead of `receive` by who listens to thousands: it costs a third."""
         transport = self._writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()

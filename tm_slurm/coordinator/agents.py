@@ -184,8 +184,8 @@ class Agents:
                 channel.send({**frame, "term": self._leadership.term})
 
     def say_alive(self, turn: int = 0, turns: int = 1) -> None:
-        """A sign of life, with the news, to every agent whose turn it is of so many: to thousands at once would
-        hold everything else up."""
+        """A sign of life, with the news, to every agent whose turn it is of so many: to thousands at once
+        would hold everything else up."""
         sign: Message = {"renewal": self._leadership.renewal, "at": self._leadership.job_clock.now()}
         sign |= {"kind": "alive", "term": self._leadership.term}
         frames: dict[int, bytes] = {}

@@ -88,7 +88,8 @@ class Limits:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """While a history is replayed nearly all that is made stays: to look for garbage takes a third of the time."""
+    """While a history is replayed nearly all that is made stays: to look for garbage takes a third of the
+    time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -387,8 +388,8 @@ class Leader:
         return taken
 
     def _compare(self, report: Message) -> None:
-        """Whether a heartbeat shows that a rank is slower than others. Its own word: nobody's share of an absent
-        rank is compared."""
+        """Whether a heartbeat shows that a rank is slower than others. Its own word: nobody's share of an
+        absent rank is compared."""
         for step, seconds in report.get("worked", ()) if self._stragglers is not None else ():
             assert self._stragglers is not None
             found = self._stragglers.worked(int(report["rank"]), int(step), float(seconds))

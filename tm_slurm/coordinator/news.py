@@ -1,8 +1,8 @@
-"""What every rank is to hear sometime soon: it goes with the next sign of life to its agent, so that a move sends
-nothing of its own to those that took no part in it (design "Coordinator").
+"""What every rank is to hear sometime soon: it goes with the next sign of life to its agent, so that a move
+sends nothing of its own to those that took no part in it (design "Coordinator").
 
-Each piece has a number, the same for every leader, since all of them replay one journal. An agent says which it
-has heard last when it connects; on a connection what was sent arrives.
+Each piece has a number, the same for every leader, since all of them replay one journal. An agent says
+which it has heard last when it connects; on a connection what was sent arrives.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class PeerTables:
 
 
 def as_sent(message: Message, job_dir: Path) -> Message:
-    """An order as a rank process hears it. OSError or ValueError when the file that it names cannot be read."""
+    """An order as a rank process hears it. OSError or ValueError when the file that it names cannot be
+    read."""
     peers = message.get("peers")
     if peers is None or "file" not in peers:
         return message

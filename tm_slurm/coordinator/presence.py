@@ -91,8 +91,8 @@ class Presence:
         return node not in self._away_since or node in self._awaited
 
     def _since(self, node: str, since: float) -> float:
-        """Since when a node's agent is waited for. As long as others come to a new leader, so may it: thousands
-        do not get through the door at once."""
+        """Since when a node's agent is waited for. As long as others come to a new leader, so may it:
+        thousands do not get through the door at once."""
         return max(since, self._newest_at) if node in self._awaited else since
 
     def lost(self, now: float) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""Who is where, found without looking at everybody: a job may have 16,384 nodes, and each input of the decisions
-is to cost what it is about.
+"""Who is where, found without looking at everybody: a job may have 16,384 nodes, and each input of the
+decisions is to cost what it is about.
 
 `Seats` and `Nodes` are mappings that also know, of what has been put into them, which ranks a node has, which
 nodes are not simply training, and what has changed since somebody last asked.

@@ -120,8 +120,9 @@ class Storing(Leaving):
         self._have_standbys_reserve()
 
     def _concerned(self) -> set[int]:
-        """The ranks whose duties may be others than when they were last assigned: those that have moved, those
-        on nodes that have changed, and those for which such a node may be, or have been, the next one."""
+        """The ranks whose duties may be others than when they were last assigned: those that have moved,
+        those on nodes that have changed, and those for which such a node may be, or have been, the next
+        one."""
         nodes, seats = self.state.nodes, self.state.seats
         names = set(nodes.touched)
         for name in nodes.touched:
@@ -149,8 +150,8 @@ class Storing(Leaving):
         return node.agent_up and node.vault is not None and node.notice is None and not node.dead
 
     def _keeps(self, node: Node) -> bool:
-        """Whether the ranks before it around the ring, up to the next one that does, are told to keep what they
-        have there."""
+        """Whether the ranks before it around the ring, up to the next one that does, are told to keep what
+        they have there."""
         return node.standing in ("active", "standby") and self._can_keep(node)
 
     def _keeper_for(self, name: str) -> Node | None:

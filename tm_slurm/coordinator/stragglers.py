@@ -1,13 +1,14 @@
 """Finds the rank that is slow: in every step the others wait for it.
 
-All ranks of a job take equally long for a step, since each waits for the slowest. What tells them apart is the part
-of it in which none of a rank's collectives is under way: its own work (tm_slurm.runtime tells it with its
-heartbeats, if policy.straggler_slower is set). Ranks with the same parameters have the same work; so each is
-compared with the median of its replicas, step by step.
+All ranks of a job take equally long for a step, since each waits for the slowest. What tells them apart is
+the part of it in which none of a rank's collectives is under way: its own work (tm_slurm.runtime tells it
+with its heartbeats, if policy.straggler_slower is set). Ranks with the same parameters have the same work;
+so each is compared with the median of its replicas, step by step.
 
-    slow      its own work took more than `slower` longer than theirs, in at least SURE of the last `steps` steps,
-              and in their median
-    not yet   before so many steps are known, and in the first UNSETTLED steps after a start or an interruption
+    slow      its own work took more than `slower` longer than theirs, in at least SURE of the last `steps`
+              steps, and in their median
+    not yet   before so many steps are known, and in the first UNSETTLED steps after a start or an
+              interruption
     nobody    a rank without replicas is compared with nobody
 
 Pure: no clock, no network.

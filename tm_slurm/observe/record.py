@@ -33,7 +33,8 @@ LEAST_STEPS = 20
 """Steps whose times are kept at least: an interruption is judged by those around it."""
 
 ALL_LOOKED_AT = 256
-"""With more ranks, what an interruption has cost is looked for once in as many heartbeats as there are ranks."""
+"""With more ranks, what an interruption has cost is looked for once in as many heartbeats as there are
+ranks."""
 
 TIMELINE_TAIL_BYTES = 4 << 20
 """How much of the timeline of earlier leaders is read, for what they have counted and left open."""

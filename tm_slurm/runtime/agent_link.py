@@ -141,8 +141,8 @@ class AgentLink:
         loss: float | None,
         worked_s: float | None = None,
     ) -> None:
-        """Step `step` is applied here; told with the next heartbeat. `at`: wall clock. `worked_s`: the part of
-        `seconds` in which no collective was under way here."""
+        """Step `step` is applied here; told with the next heartbeat. `at`: wall clock. `worked_s`: the part
+        of `seconds` in which no collective was under way here."""
         with self._steps_lock:
             self._steps.append([step, at, seconds, loss])
             if worked_s is not None:

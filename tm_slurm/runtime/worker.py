@@ -171,8 +171,8 @@ class Worker:
         )
 
     def _on_peers(self, message: Message) -> None:
-        """A move has committed: where its ranks are now. Whoever has yet to switch to its epoch hears it then;
-        who has no rank yet gets a table that has them."""
+        """A move has committed: where its ranks are now. Whoever has yet to switch to its epoch hears it
+        then; who has no rank yet gets a table that has them."""
         with self._lock:
             if self._standing_by:
                 return
