@@ -1,6 +1,6 @@
 """The coordinator of a large job: 64 to 16,384 nodes, simulated, over real sockets.
 
-    python tests/bench/bench_scale.py [--sizes 64,1024,4096,16384] [--part nodes|journal|month]
+    python tests/bench/bench_scale.py [--sizes 64,1024,4096,16384] [--part nodes|decisions|journal|month]
 
 The leader is the real one (decisions, journal, leadership, connections) in a process of its own; the nodes
 are agents of one light process that speak the real protocol, each over a socket of its own
@@ -244,14 +244,30 @@ def journals() -> list[dict[str, Any]]:
     return rows
 
 
+def decisions() -> list[dict[str, Any]]:
+    """What moves cost the leader's processor: decisions, journal and encoding, in one process without sockets.
+    Processor time does not depend on what else the machine does."""
+    rows = []
+    for nodes in SIZES:
+        with tempfile.TemporaryDirectory(prefix="tm-slurm-decisions-") as directory:
+            found = scale_journal.cost_of_moves(Path(directory), nodes, MOVES)
+        rows.append({"nodes": nodes, **found})
+        print(
+            f"decisions: {nodes} nodes, a move {statistics.median(found['move_cpu_ms']):.2f} ms,"
+            f" {found['messages'][-1]} messages, {found['bytes'][-1]} bytes; the start {found['start_cpu_s']:.2f} s",
+            flush=True,
+        )
+    return rows
+
+
 def figures(parts: dict[str, Any]) -> dict[str, float]:
     """What is asked for, of the sizes that were measured."""
     rows = {int(row["nodes"]): row for row in parts.get("nodes", [])}
     found: dict[str, float] = {}
     for nodes, row in rows.items():
         found[f"move_ms_{nodes}"] = statistics.median(row["move_ms"])
-    if rows:
-        largest = rows[max(rows)]
+    if SIZES[-1] in rows:
+        largest = rows[SIZES[-1]]
         found["coordinator_rss_mb"] = max(largest["rss_mb"], largest["successor_rss_mb"])
         found["coordinator_cores"] = largest["steady"]["cores"]
         found["takeover_s"] = largest["takeover"]["takeover_s"]
@@ -260,6 +276,12 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
     if 64 in rows and 16384 in rows:
         many, few = (statistics.median(rows[nodes]["messages"]) for nodes in (16384, 64))
         found["messages_16384_over_64"] = many / few
+    by_size = {row["nodes"]: row for row in parts.get("decisions", [])}
+    for nodes, row in by_size.items():
+        found[f"decisions_move_cpu_ms_{nodes}"] = statistics.median(row["move_cpu_ms"])
+    if 64 in by_size and 16384 in by_size:
+        many, few = (statistics.median(by_size[nodes]["messages"]) for nodes in (16384, 64))
+        found["decisions_messages_16384_over_64"] = many / few
     for row in parts.get("journal", []):
         found[f"replay_s_{row['nodes']}_nodes_{row['days']:g}_days"] = row["replay_s"]
     for row in parts.get("month", {}).get("rows", []):
@@ -269,10 +291,10 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", action="append", choices=["nodes", "journal", "month"])
+    parser.add_argument("--part", action="append", choices=["nodes", "decisions", "journal", "month"])
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     arguments = parser.parse_args()
-    chosen = arguments.part or ["nodes", "journal", "month"]
+    chosen = arguments.part or ["nodes", "decisions", "journal", "month"]
     sizes = [int(size) for size in arguments.sizes.split(",")]
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
@@ -282,6 +304,8 @@ def main() -> None:
     if "nodes" in chosen:
         kept = [row for row in parts.get("nodes", []) if row["nodes"] not in sizes]
         parts["nodes"] = sorted(kept + [measure(size) for size in sizes], key=lambda row: row["nodes"])
+    if "decisions" in chosen:
+        parts["decisions"] = decisions()
     if "journal" in chosen:
         parts["journal"] = journals()
     if "month" in chosen:

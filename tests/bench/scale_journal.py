@@ -17,13 +17,15 @@ from typing import Any
 from scale_leader import plan_of
 from simulated_nodes import Message, SimulatedJob, SimulatedNode
 
+from tm_slurm.control.frames import encode
 from tm_slurm.control.handshake import SECRET_BYTES
 from tm_slurm.coordinator.actions import Release, Tell
-from tm_slurm.coordinator.decide import Decisions
+from tm_slurm.coordinator.decide import AGENT_INPUTS, Decisions
 from tm_slurm.coordinator.election import Candidate, LeaderFile, LeaderWatch
 from tm_slurm.coordinator.journal import create, journal_path
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import JobState
+from tm_slurm.coordinator.peer_tables import PeerTables
 from tm_slurm.planning.failures import published_mttf_h
 
 PLANNED_PER_DAY = 4
@@ -38,6 +40,11 @@ class JournalWriter:
         plan = plan_of(active, STANDBYS)
         self.decisions = Decisions(JobState.initial(plan), plan.order[-1])
         self.lines = 0
+        self.cpu_s = 0.0
+        """processor time of the leader's part: decisions, journal lines, encoding"""
+        self.messages = self.bytes = 0
+        self.counts = False
+        self.tables = PeerTables(job_dir, 0, 1)
         self.now = time.time()
         self._queue: deque[Message] = deque()
         self._job = SimulatedJob(active, self._said)
@@ -75,8 +82,15 @@ class JournalWriter:
         while self._queue:
             self.now += 0.001
             given = {"at": self.now, **self._queue.popleft()}
+            began = time.process_time()
             self._write(given)
-            for action in self.decisions.handle(given):
+            actions = self.decisions.handle(given)
+            tells = [a.message for a in actions if isinstance(a, Tell)] if self.counts else []
+            sizes = [len(encode(self.tables.to_send(message))) for message in tells]
+            self.cpu_s += time.process_time() - began
+            self.messages += len(sizes) + (given["kind"] in AGENT_INPUTS)
+            self.bytes += sum(sizes)
+            for action in actions:
                 if isinstance(action, Tell):
                     self.nodes[action.node].hear(action.slot, action.message)
                 elif isinstance(action, Release):
@@ -134,6 +148,24 @@ def write(job_dir: Path, active: int, days: float) -> dict[str, Any]:
     size = journal_path(job_dir, 0, 1).stat().st_size
     about = {"failures": failures, "planned": planned, "lines": writer.lines, "bytes": size}
     return {"nodes": active, "days": days, "lines_at_start": began_with, **about}
+
+
+def cost_of_moves(job_dir: Path, active: int, count: int) -> dict[str, Any]:
+    """Milliseconds of processor time, messages and bytes (to the nodes) of each of so many moves, the ranks
+    answering at once."""
+    assert create(job_dir, 0, 1)
+    writer = JournalWriter(job_dir, active)
+    found: dict[str, Any] = {"start_cpu_s": writer.cpu_s, "move_cpu_ms": [], "messages": [], "bytes": []}
+    writer.counts = True
+    for number in range(count):
+        writer.cpu_s, writer.messages, writer.bytes = 0.0, 0, 0
+        writer.moves(number)
+        found["move_cpu_ms"].append(writer.cpu_s * 1e3)
+        found["messages"].append(writer.messages)
+        found["bytes"].append(writer.bytes)
+    writer.close()
+    assert writer.decisions.state.moves_done == count, "a move was not finished"
+    return found
 
 
 async def _leads_after(job_dir: Path, active: int) -> float:

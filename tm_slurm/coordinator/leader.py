@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -61,6 +62,9 @@ STATUS_SHARE = 0.02
 
 BACKLOG = 4096
 """Agents that may knock at once: all of them do, at a new leader."""
+
+LET_IN_AT_ONCE = 32
+"""Between two of such batches the lease is renewed, and those who are in are heard."""
 
 FAREWELL_S = 8.0
 
@@ -238,7 +242,9 @@ class Leader:
 
     async def lead(self) -> Outcome:
         """Serve agents and users until the job has ended, or this leader leads no more."""
-        server = await asyncio.start_server(self._connected, self._host, 0, backlog=BACKLOG)
+        sock = socket.create_server((self._host, 0))
+        server = await asyncio.start_server(self._connected, sock=sock, backlog=LET_IN_AT_ONCE)
+        sock.listen(BACKLOG)  # they may knock; asyncio lets as many in at once as it is told
         loops = [asyncio.create_task(self._tick_for_ever())]
         try:
             self._begin(int(server.sockets[0].getsockname()[1]))
