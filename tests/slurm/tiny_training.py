@@ -6,7 +6,8 @@ job directory, so that a test decides what happens before a certain boundary. `b
 make a step longer; `pause_s`: seconds that it waits, as for a device, without using the CPU. `hang_at`:
 [rank, step]: that rank never comes out of that step, the first time. `die_at`: [rank, step, "before" or
 "after"]: it is killed there before the forward, or after the backward, the first time. `keep`: computes
-in float64, and writes the parameters that each rank ends with to `parameters-RANK.pt`.
+in float64, and writes the parameters that each rank ends with to `parameters-RANK.pt`. `slow_at`: [rank,
+step, seconds]: the process that has that rank then is slower by so much from then on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 import tm_slurm
 
 GATE_LIMIT_S = 120.0
+SLOWER_BY: list[float] = []
+"""Seconds, of this process."""
 
 
 def build(role: tm_slurm.Role) -> dict[str, Any]:
@@ -81,6 +84,12 @@ def hang(rank: int, step: int, hang_at: list[int] | None) -> None:
     raise TimeoutError(f"nobody ended rank {rank}, which hangs in step {step}")
 
 
+def slow_down(rank: int, step: int, slow_at: list[Any] | None) -> None:
+    if slow_at is not None and [rank, step] == slow_at[:2] and first_time("slowed"):
+        SLOWER_BY.append(float(slow_at[2]))
+    time.sleep(sum(SLOWER_BY))
+
+
 def die(rank: int, step: int, where: str, die_at: list[Any] | None) -> None:
     if [rank, step, where] == die_at and first_time("died"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -107,6 +116,7 @@ def main() -> None:
     def train_step(state: dict[str, Any], step: int) -> dict[str, Any]:
         wait_at_gate(step, options["gates"])
         hang(state["rank"], step, options["hang_at"])
+        slow_down(state["rank"], step, options["slow_at"])
         if step == options["crash_at"]:
             raise RuntimeError("this batch is broken")
         state["optimizer"].zero_grad()

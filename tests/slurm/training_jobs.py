@@ -71,6 +71,7 @@ OPTIONS: dict[str, Any] = {
     "hang_at": None,
     "die_at": None,
     "nan_at": None,
+    "slow_at": None,
     "busy": 0,
     "pause_s": 0.0,
     "sharded": False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Tell
+from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Spread, Tell
 from tm_slurm.coordinator.decide import Decisions
 from tm_slurm.coordinator.model import JobState, Plan
 
@@ -204,6 +204,9 @@ class World:
 
     def ends(self) -> list[End]:
         return [a for a in self.actions if isinstance(a, End)]
+
+    def spread(self, kind: str) -> list[Spread]:
+        return [a for a in self.actions if isinstance(a, Spread) and a.message["kind"] == kind]
 
     def told(self, kind: str) -> list[Tell]:
         return [a for a in self.actions if isinstance(a, Tell) and a.message["kind"] == kind]

@@ -16,7 +16,7 @@ from typing import Any
 from simulated_rank import COLLECTIVES, Contribution, Message, RankProcess, State, Violation
 
 from tm_slurm.agent.facts import Facts
-from tm_slurm.coordinator.actions import Action, End, Note, Release, Resign, Tell
+from tm_slurm.coordinator.actions import Action, End, Note, Release, Resign, Spread, Tell
 from tm_slurm.coordinator.decide import Decisions
 from tm_slurm.coordinator.model import FAILURE_LIMIT, JobState, Node, Plan
 
@@ -73,7 +73,8 @@ class SimulatedFacts(Facts):
 
 @dataclass
 class Agent:
-    """Of one node. `orders`: what the leader has told the node and it has not obeyed yet."""
+    """Of one node. `orders`: what the leader has told the node and it has not obeyed yet; `news`: what its
+    ranks are to hear sometime."""
 
     node: str
     alive: bool = True
@@ -82,6 +83,7 @@ class Agent:
     facts: dict[int, SimulatedFacts] = field(default_factory=dict)
     exits: dict[int, Message] = field(default_factory=dict)
     orders: deque[tuple[int | None, Message]] = field(default_factory=deque)
+    news: deque[Message] = field(default_factory=deque)
     to_leader: deque[Message] = field(default_factory=deque)
     vault: dict[int, dict[int, State]] = field(default_factory=dict)
     """rank → the steps, two at most, of its snapshots here"""
@@ -319,6 +321,11 @@ class SimulatedJob:
         elif kind == "epoch":
             agent.vault_epoch = max(agent.vault_epoch, message["epoch"])
 
+    def _hear_news(self, agent: Agent) -> None:
+        message = agent.news.popleft()
+        for process in agent.processes.values():
+            process.hear(message)
+
     # ---- the leader's shell ----
 
     def feed(self, given: Message) -> None:
@@ -330,11 +337,15 @@ class SimulatedJob:
         self.journal.append(text)
         if given["kind"] == "node_lost":
             self.agents[given["node"]].orders.clear()
+            self.agents[given["node"]].news.clear()
         before = self.state.epoch, self.state.last_epoch
         actions = self.decisions.handle(json.loads(text))
         for action in actions:
             if isinstance(action, Tell):  # the next leader finds it in the journal, should this one die now
                 self._tell(action.node, action.slot, json.loads(json.dumps(action.message)))
+            elif isinstance(action, Spread):
+                for agent in self.agents.values():
+                    agent.news.append(json.loads(json.dumps(action.message)))
         for number, action in enumerate(actions):
             if self.dies_after is not None and number >= self.dies_after:
                 break
@@ -346,6 +357,9 @@ class SimulatedJob:
 
     def _check(self, before: tuple[int, int]) -> None:
         state = self.state
+        there = {str(r): p.peer() for r in state.seats if (p := state.process(r)) is not None}
+        if state.recovery is None and not state.finishing and state.peers() != there:
+            raise Violation(f"peers are told as {state.peers()}, they are {there}")
         if (state.epoch, state.last_epoch) < before or state.epoch > state.last_epoch:
             raise Violation(f"epochs went from {before} to {state.epoch}, {state.last_epoch}")
         places = list(state.seats.values())
@@ -435,6 +449,8 @@ class SimulatedJob:
                         found.append((f"{name} is heard", lambda a=agent: self._hear(a)))
                     if agent.orders:
                         found.append((f"{name} obeys", lambda a=agent: self._obey(a)))
+                    if agent.news:
+                        found.append((f"{name} hears news", lambda a=agent: self._hear_news(a)))
             for process in agent.processes.values():
                 for which in process.alternatives():
                     what = f"{process} rank {process.rank} {process.point} {which}"

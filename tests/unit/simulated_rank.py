@@ -75,6 +75,8 @@ class RankProcess:
         self.gradient: tuple[Draw, ...] = ()
         self.stopped: Message | None = None
         self.peers: dict[int, int] = {}
+        self.peers_since: dict[int, int] = {}
+        self.early_news: list[Message] = []
         self.staged: dict[int, dict[int, int]] = {}
         self.cancelled: set[int] = set()
         self.armed = self.carried = 0
@@ -145,7 +147,18 @@ class RankProcess:
         return [rank for rank in range(self.job.shape.world_size) if rank not in self.absent]
 
     def _on_peers(self, message: Message) -> None:
-        self.peers |= incarnations(message["changes"])
+        """News, which may be old: what has been heard of a later epoch counts. Or it comes before the
+        switch."""
+        if self.rank is not None and message["epoch"] > self.epoch:
+            self.early_news.append(message)
+            return
+        for rank, incarnation in incarnations(message["changes"]).items():
+            if self.rank is not None and message["epoch"] >= self.peers_since.get(rank, 0):
+                self._knows({rank: incarnation}, message["epoch"])
+
+    def _knows(self, peers: dict[int, int], epoch: int) -> None:
+        self.peers |= peers
+        self.peers_since |= dict.fromkeys(peers, epoch)
 
     def _on_go(self, message: Message) -> None:
         if message["epoch"] > self.epoch and message["epoch"] > self.carried:
@@ -356,6 +369,9 @@ class RankProcess:
             raise Violation(f"{self} goes back from epoch {self.epoch} to {epoch}")
         assert self.rank is not None
         self.epoch = epoch
+        early, self.early_news = self.early_news, []
+        for message in early:
+            self._on_peers(message)
         self.stopped = None
         self.outgoing = 0 if self.outgoing <= epoch else self.outgoing
         self.outstanding = -1
@@ -489,7 +505,7 @@ class RankProcess:
             self.say("switching", epoch=agreed, step=self.step)
             self.point = "hand_over"
         else:
-            self.peers |= self.staged.pop(agreed, {})
+            self._knows(self.staged.pop(agreed, {}), agreed)
             self._at_epoch(agreed)
             self.exchange_due = True
             self.point = "begin"
@@ -616,7 +632,8 @@ class RankProcess:
         """Alone in the process; who is interrupted meanwhile may notice it here or in its first step."""
         assert self.rank is not None
         order = self.order
-        self.peers = incarnations(order["peers"])
+        self.peers = {}
+        self._knows(incarnations(order["peers"]), order["epoch"])
         self._does_alone(order)
         self._at_epoch(order["epoch"])
         self.wards.clear()
@@ -632,7 +649,8 @@ class RankProcess:
         self._go_on_from(self.state)
 
     def _at_dial(self) -> None:
-        self.peers = incarnations(self.order["peers"])
+        self.peers = {}
+        self._knows(incarnations(self.order["peers"]), self.order["epoch"])
         self.say("joined", epoch=self.order["epoch"], rank=self.order["rank"])
         self.point = "receive"
 
@@ -653,7 +671,8 @@ class RankProcess:
         if self._is_cancelled(order["epoch"]) or not self._take_seat(order["epoch"], order["rank"]):
             self._not_taken()
             return
-        self.peers = incarnations(order["peers"])
+        self.peers = {}
+        self._knows(incarnations(order["peers"]), order["epoch"])
         self._does_alone(order)
         self.wards.clear()
         self.nearly.clear()
@@ -671,7 +690,8 @@ class RankProcess:
         back_to = order.get("back_to")
         if back_to is None:
             self.order, self.point = order, "receive"
-            self.peers = incarnations(order["peers"])
+            self.peers = {}
+            self._knows(incarnations(order["peers"]), order["epoch"])
         elif back_to.get("again"):
             if self._take_seat(order["epoch"], order["rank"]):
                 self.order, self.point = order, "building"
@@ -741,7 +761,7 @@ class RankProcess:
         elif back_to.get("again"):
             self.order, self.point = order, "building"
             return
-        self.peers |= incarnations(order["changes"])
+        self._knows(incarnations(order["changes"]), order["epoch"])
         if back_to is not None:
             self._does_alone(order)
         else:

@@ -114,7 +114,11 @@ class Loses:
         self._leader = leader
         append = leader._journal.append
 
-        def append_or_not(record: dict[str, Any]) -> None:
+        def append_or_not(*records: dict[str, Any]) -> None:
+            for record in records:
+                one_or_not(record)
+
+        def one_or_not(record: dict[str, Any]) -> None:
             self._left -= 1
             if self._left == 0 and how == "before":
                 self._lose()
@@ -164,7 +168,12 @@ def test_the_moments_are_all_there_are(tmp_path: Path, monkeypatch: pytest.Monke
     async def act(job: Job) -> None:
         written: list[str] = []
         append = job.leader._journal.append
-        monkeypatch.setattr(job.leader._journal, "append", lambda r: (append(r), written.append(r["kind"])))
+
+        def noted(*records: dict[str, Any]) -> None:
+            append(*records)
+            written.extend(record["kind"] for record in records)
+
+        monkeypatch.setattr(job.leader._journal, "append", noted)
         job.drain("n1")
         await moved(job)
         assert written.index("agent_gone" if "agent_gone" in written else written[-1]) + 1 <= RECORDS, written
@@ -175,7 +184,7 @@ def test_the_moments_are_all_there_are(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_a_thawed_leader_does_is_not_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(job: Job) -> None:
         first = job.leader
-        monkeypatch.setattr(first._agents, "say_alive", lambda: None)  # frozen
+        monkeypatch.setattr(first._agents, "say_alive", lambda turn, turns: None)  # frozen
         monkeypatch.setattr(first._leadership, "is_due", lambda: False)
         second = job.lead("n2")
         await job.until("all follow", lambda: all(name in second._agents for name in job.agents))

@@ -18,6 +18,13 @@ CONNECT_TIMEOUT_S = 3.0
 LOOK_S = 0.1
 """Between looks at the leader file while nothing is heard."""
 
+DIAL_APART_S = 0.0005
+"""Agents come to a new leader one after the other, so far apart: all at once, none of thousands would get
+through in time."""
+
+EVERYBODY = "all"
+"""The slot of an order that is for every rank process of a node."""
+
 Message = dict[str, Any]
 T = TypeVar("T")
 
@@ -44,6 +51,7 @@ class Following:
         *,
         led: Callable[[], None],
         obey: Callable[[Message], Awaitable[None]],
+        number: int = 0,
     ) -> None:
         self._watch = watch
         self._secret = secret
@@ -55,6 +63,9 @@ class Following:
         self._quiet_since = self._heard_at = elapsed_s()
         self.term = 0
         """The newest term heard of: what an older leader says is refused."""
+        self._number = number
+        self.news: int | None = None
+        """The number of the last news that was heard (see tm_slurm.coordinator.news); None: no leader yet."""
         self.place = (0, 0)
         """How far this agent has obeyed what it was told (see tm_slurm.coordinator.orders)."""
 
@@ -83,6 +94,8 @@ class Following:
         """Serve one leader until its connection ends or falls silent, or somebody else leads."""
         if leader.term < self.term or not leader.port:
             return
+        if leader.term > self.term:
+            await asyncio.sleep(self._number * DIAL_APART_S)
         channel = await self._dial(leader)
         if channel is None:
             return
@@ -104,7 +117,7 @@ class Following:
         return leader.node, leader.term, elapsed_s() - self._quiet_since
 
     async def _dial(self, leader: LeaderFile) -> Channel | None:
-        identity = {**self._identity, "role": "agent", "place": self.place}
+        identity = {**self._identity, "role": "agent", "place": self.place, "news": self.news}
         dialling = connect(leader.host, leader.port, self._secret, identity, timeout_s=CONNECT_TIMEOUT_S)
         try:
             return await self._awaited(dialling, leader)
@@ -142,9 +155,15 @@ class Following:
         kind = message.get("kind")
         if kind == "led":
             self._channel = channel
+            if self.news is None:
+                self.news = int(message.get("news", 0))
             self._led()
         elif kind == "alive":
             self._watch.heard(term, int(message["renewal"]), float(message["at"]))
+            for number, news in message.get("news", ()):
+                if self.news is not None and int(number) > self.news:  # else it is said again
+                    self.news = int(number)
+                    await self._obey({"slot": EVERYBODY, "message": news})
         elif message.get("place") is None:
             await self._obey(message)
         else:

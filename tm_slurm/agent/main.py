@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from tm_slurm.agent.facts import LASTING
-from tm_slurm.agent.following import CONNECT_TIMEOUT_S, LOOK_S, Following, Silence
+from tm_slurm.agent.following import CONNECT_TIMEOUT_S, EVERYBODY, LOOK_S, Following, Silence
 from tm_slurm.agent.leading import Leading
 from tm_slurm.agent.orphans import adopt_orphans
 from tm_slurm.agent.ranks import Command, Ranks, argv_of
 from tm_slurm.agent.surroundings import Standby, Surroundings
 from tm_slurm.agent.vault import Vault
 from tm_slurm.config import Config, load
-from tm_slurm.control import read_secret
+from tm_slurm.control import ChannelClosed, read_secret
 from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.election import Leadership, LeaderWatch
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import Plan
+from tm_slurm.coordinator.peer_tables import as_sent
 from tm_slurm.coordinator.training import Training, has_ended
 from tm_slurm.slurm import Slurm, SlurmUnavailable, reachable_address
 from tm_slurm.slurm import connect as connect_to_slurm
@@ -96,9 +97,14 @@ class Agent:
             Silence(heartbeat_s=policy.heartbeat_s, keepalive_s=policy.keepalive_s),
             led=self._led,
             obey=self._from_leader,
+            number=self._number(),
         )
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._work: set[asyncio.Task[None]] = set()
+
+    def _number(self) -> int:
+        nodes, node = self._surroundings.nodes, self._surroundings.node
+        return nodes.index(node) if node in nodes else len(nodes)
 
     def _make_plan(self) -> Plan:
         batch_host = None
@@ -198,6 +204,8 @@ class Agent:
                 watchdog_factor=policy.watchdog_factor,
                 metrics_port=policy.metrics_port,
                 signed_events=policy.signed_events,
+                straggler_slower=policy.straggler_slower,
+                straggler_steps=policy.straggler_steps,
             ),
             sure=sure,
         )
@@ -223,8 +231,14 @@ class Agent:
             self._following.send(message)
 
     async def _from_leader(self, message: dict[str, Any]) -> None:
-        if message["slot"] is not None:
-            self._ranks.tell(int(message["slot"]), message["message"])
+        if message["slot"] == EVERYBODY:
+            self._ranks.tell_all(message["message"])
+        elif message["slot"] is not None:
+            try:
+                order = as_sent(message["message"], self._job_dir)
+            except (OSError, ValueError) as error:  # it is said again on the next connection
+                raise ChannelClosed(f"a table of peers cannot be read: {error}") from None
+            self._ranks.tell(int(message["slot"]), order)
         else:
             await self._obey(message["message"])
 

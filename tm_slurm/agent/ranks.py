@@ -166,7 +166,9 @@ class Ranks:
     def _take_beat(rank: RankProcess, message: dict[str, Any]) -> None:
         """Keep what has not been passed on yet together with what is new."""
         if rank.beat is not None:
-            message["steps"] = rank.beat["steps"] + message["steps"]
+            for key in ("steps", "worked"):
+                if key in rank.beat:
+                    message[key] = rank.beat[key] + message.get(key, [])
         rank.committed = int(message["step"]) + 1
         if rank.failing is not None and rank.committed > int(rank.failing["step"]):
             rank.failing = None  # it has got over it
@@ -220,6 +222,11 @@ class Ranks:
         if rank is not None:
             with contextlib.suppress(ChannelClosed):
                 rank.channel.send(message)
+
+    def tell_all(self, message: dict[str, Any]) -> None:
+        """Pass a leader's message to every process here."""
+        for slot in self._running:
+            self.tell(slot, message)
 
     def facts(self) -> list[dict[str, Any]]:
         """What a new leader must hear about the processes here: how those ended that were not started again,

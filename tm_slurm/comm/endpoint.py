@@ -220,6 +220,7 @@ class Endpoint:
 
         Two figures are of this moment: `operations_in_flight` (collectives that wait for somebody) and
         `oldest_operation_ms` (for how long the oldest of them has; 0 when there is none).
+        `in_collectives_us`: for how long at least one was under way, all times together.
         """
         return self._native.stats()
 

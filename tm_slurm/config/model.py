@@ -266,6 +266,16 @@ class PolicyConfig:
         "a step is called stuck when it takes so many times as long as this job's long steps do (those that "
         "have come twice)",
     ] = 10.0
+    straggler_slower: Annotated[
+        float | None,
+        "a node is left when the own work of one of its ranks (the part of a step in which it waits for no "
+        "other) takes by so much longer than that of its replicas (0.1: 10 %), step after step; without it "
+        "nobody looks, and none is",
+    ] = None
+    straggler_steps: Annotated[
+        int,
+        "so many of the last steps are looked at for that; at least four fifths of them must have been slow",
+    ] = 20
     window_lead_s: Annotated[
         float | None,
         "how long before a reservation of its nodes for something else the job leaves them; without it 600, "
@@ -314,6 +324,11 @@ class PolicyConfig:
             if choice not in NO_STANDBY_CHOICES:
                 known = ", ".join(NO_STANDBY_CHOICES)
                 raise ImpossibleValue("on_no_standby", f"expected some of {known}, found {choice!r}")
+        if self.straggler_slower is not None and self.straggler_slower <= 0:
+            raise ImpossibleValue(
+                "straggler_slower", f"expected more than 0, found {self.straggler_slower:g}"
+            )
+        _at_least(self, {"straggler_steps": 5})
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ImpossibleValue("metrics_port", f"expected a port (0 to 65535), found {self.metrics_port}")
         if self.watchdog_factor <= 1:

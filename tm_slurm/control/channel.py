@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Callable
 
 from tm_slurm.control.frames import (
     LENGTH_BYTES,
@@ -38,12 +40,16 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Queue a message; never waits. ChannelClosed when the peer is gone or has stopped reading."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, frame: bytes) -> None:
+        """The same with the bytes of a message, made once for many peers."""
         if self._writer.is_closing():
             raise ChannelClosed("the connection is closed")
         if self._writer.transport.get_write_buffer_size() > SEND_BUFFER_LIMIT_BYTES:
             self.abort()
             raise ChannelClosed("the peer has stopped reading")
-        self._writer.write(encode(message))
+        self._writer.write(frame)
 
     async def receive(self, limit: int = MAX_FRAME_BYTES) -> Message:
         """The next message; ChannelClosed when there will be none. Callers that must not wait for ever add a
@@ -54,6 +60,24 @@ class Channel:
         except (asyncio.IncompleteReadError, FrameError, OSError) as error:
             self.abort()
             raise ChannelClosed(str(error) or type(error).__name__) from None
+
+    async def deliver(self, take: Callable[[Message], None]) -> None:
+        """Call `take` with each message from now on, as it comes in; returns when there will be none. To be
+        used instead of `receive` by who listens to thousands: it costs a third."""
+        transport = self._writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+        self._reader.feed_eof()
+        come = b""
+        with contextlib.suppress(OSError):
+            come = await self._reader.read()  # what has come already, at once
+        delivery = _Delivery(transport, take)
+        transport.set_protocol(delivery)
+        delivery.data_received(come)
+        if not transport.is_closing():
+            transport.resume_reading()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until what was sent has left this process, at most `timeout_s`."""
@@ -77,6 +101,47 @@ class Channel:
             await asyncio.wait_for(self._writer.wait_closed(), timeout_s)
         except (OSError, asyncio.TimeoutError):
             self.abort()
+
+
+class _Delivery(asyncio.Protocol):
+    """Takes a connection over from its stream, which still hears what concerns writing and the end."""
+
+    def __init__(self, transport: asyncio.Transport, take: Callable[[Message], None]) -> None:
+        self._transport = transport
+        self._take = take
+        self._stream = transport.get_protocol()
+        self._come = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        if self._come:
+            self._come += data
+            del self._come[: self._take_frames(self._come)]
+        else:  # nearly always: whole frames
+            self._come += data[self._take_frames(data) :]
+
+    def _take_frames(self, come: bytes | bytearray) -> int:
+        """Take the whole frames; returns how many bytes they were."""
+        at = 0
+        try:
+            while len(come) - at >= LENGTH_BYTES and not self._transport.is_closing():
+                start = at + LENGTH_BYTES
+                end = start + length_of(come[at:start], MAX_FRAME_BYTES)
+                if len(come) < end:
+                    break
+                at = end
+                self._take(decode(come[start:end]))
+        except FrameError:
+            self._transport.abort()
+        return at
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stream.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._stream.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stream.resume_writing()
 
 
 async def connect(host: str, port: int, secret: bytes, identity: Message, *, timeout_s: float) -> Channel:

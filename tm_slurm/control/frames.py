@@ -32,7 +32,7 @@ def encode(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def length_of(prefix: bytes, limit: int) -> int:
+def length_of(prefix: bytes | bytearray, limit: int) -> int:
     """The length that a prefix announces, refused before anything is allocated when it is over `limit`
     bytes."""
     (length,) = _LENGTH.unpack(prefix)
@@ -41,7 +41,7 @@ def length_of(prefix: bytes, limit: int) -> int:
     return int(length)
 
 
-def decode(body: bytes) -> Message:
+def decode(body: bytes | bytearray) -> Message:
     """The object in a frame's body; FrameError when it is no JSON object."""
     try:
         message = json.loads(body)

@@ -16,6 +16,13 @@ class Tell:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Tell every rank, with the next sign of life to its agent: nobody waits for it."""
+
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Release:
     """Give a node back to Slurm by shrinking the job."""
 
@@ -57,4 +64,4 @@ class End:
     """Unix seconds before which a job that goes back into the queue is not to start"""
 
 
-Action = Tell | Release | Comment | Note | Resign | End
+Action = Tell | Spread | Release | Comment | Note | Resign | End

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tm_slurm.control import Channel, ChannelClosed
+from tm_slurm.control.frames import encode
 from tm_slurm.coordinator.actions import Tell
 from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.decide import AGENT_INPUTS
 from tm_slurm.coordinator.election import Leadership
+from tm_slurm.coordinator.news import News
 from tm_slurm.coordinator.orders import Orders
+from tm_slurm.coordinator.peer_tables import PeerTables
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.probing import nobody_listens
 from tm_slurm.coordinator.refilling import Brought
@@ -34,7 +37,8 @@ Message = dict[str, Any]
 
 
 class Agents:
-    """`feed` takes an input of the decisions, and says whether this leader still leads. `aside` takes what
+    """`feed` takes an input of the decisions, and says whether this leader still leads; `feed_soon` takes it
+    with what else comes in this moment. `aside` takes what
     the decisions need not know, and says whether the message was of that sort. `node_of` says where a rank
     is, `listens_at` at which address an agent takes connections as long as it lives, `why_not` why an agent
     is none of this job, if so."""
@@ -45,7 +49,9 @@ class Agents:
         leadership: Leadership,
         presence: Presence,
         orders: Orders,
+        news: News,
         feed: Callable[[Message], bool],
+        feed_soon: Callable[[Message], None],
         aside: Callable[[str, Message], bool],
         node_of: Callable[[int], str | None],
         listens_at: Callable[[str], tuple[str, int] | None],
@@ -54,7 +60,12 @@ class Agents:
         self._leadership = leadership
         self._presence = presence
         self._orders = orders
+        self._news = news
+        self._told: dict[str, int] = {}
+        """node → the number of the last news that it was told on its connection"""
+        self._tables = PeerTables(leadership.job_dir, leadership.attempt, leadership.term)
         self._feed = feed
+        self._feed_soon = feed_soon
         self._aside = aside
         self._node_of = node_of
         self._listens_at = listens_at
@@ -82,14 +93,14 @@ class Agents:
             before.abort()
         self._channels[node] = channel
         self._presence.came(node, elapsed_s())
-        self._send(node, {"kind": "led"})
+        heard = channel.identity.get("news")
+        self._told[node] = self._news.count if heard is None else int(heard)
+        self._send(node, {"kind": "led", "news": self._told[node]})
         self.obeyed(node, channel.identity.get("place"))
         for frame in self._orders.waiting(node):
             self._send(node, frame)
         self._feed({"kind": "node_joined", "node": node, **brought})
-        with contextlib.suppress(ChannelClosed):
-            while True:
-                self._take(node, await channel.receive())
+        await channel.deliver(lambda message: self._take(node, message))
         if self._channels.get(node) is channel:
             del self._channels[node]
             self._left.set()
@@ -134,7 +145,7 @@ class Agents:
         if kind == "agent_retired":
             self._retired_at[node] = elapsed_s()
         try:
-            self._feed({**message, "node": node})
+            self._feed_soon({**message, "node": node})
             if kind == "broken":
                 self.accuse(message)
         except MALFORMED as error:
@@ -168,13 +179,26 @@ class Agents:
         channel = self._channels.get(node)
         if channel is not None:
             with contextlib.suppress(ChannelClosed):
+                if frame.get("message") is not None:
+                    frame = {**frame, "message": self._tables.to_send(frame["message"])}
                 channel.send({**frame, "term": self._leadership.term})
 
-    def say_alive(self) -> None:
-        """A sign of life to every agent."""
-        sign = {"renewal": self._leadership.renewal, "at": self._leadership.job_clock.now()}
-        for node in list(self._channels):
-            self._send(node, {"kind": "alive", **sign})
+    def say_alive(self, turn: int = 0, turns: int = 1) -> None:
+        """A sign of life, with the news, to every agent whose turn it is of so many: to thousands at once
+        would hold everything else up."""
+        sign: Message = {"renewal": self._leadership.renewal, "at": self._leadership.job_clock.now()}
+        sign |= {"kind": "alive", "term": self._leadership.term}
+        frames: dict[int, bytes] = {}
+        for node, channel in list(self._channels.items()):
+            if hash(node) % turns != turn:
+                continue
+            told = self._told[node]
+            if told not in frames:
+                news = self._news.after(told)
+                frames[told] = encode({**sign, "news": news} if news else sign)
+            with contextlib.suppress(ChannelClosed):
+                channel.send_encoded(frames[told])
+                self._told[node] = self._news.count
 
     def give_up(self, now: float) -> None:
         """Tell the decisions which agents are lost by now, and which retired ones have had their time. `now`

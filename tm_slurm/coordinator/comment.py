@@ -18,7 +18,8 @@ def comment_of(state: JobState) -> str:
         names = ",".join(name for name in window.nodes if _is_there(state.nodes[name]))
         opens = _utc(window.opens)
         parts.append(f"{names} will be left before reservation {window.name} begins at {opens}")
-    waiting = [n.name for n in state.nodes.values() if n.notice is not None and n.standing == "active"]
+    special = state.nodes.special()
+    waiting = [n.name for n in special if n.notice is not None and n.standing == "active"]
     if waiting and state.move is None and not state.finishing:
         names = ",".join(waiting)
         for_windows = all(_notice_is_for_a_window(state.nodes[name]) for name in waiting)
@@ -26,7 +27,7 @@ def comment_of(state: JobState) -> str:
         parts.append(
             f"{names} should be left but no standby is free: training goes on there; to cancel: {cancel}"
         )
-    for node in state.nodes.values():
+    for node in special:
         if node.standing == "kept":
             at_once = (
                 ", or at once with: scancel --signal=USR2 JOBID (checkpoint, and back into the queue)"

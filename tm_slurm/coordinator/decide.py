@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tm_slurm.coordinator import windows
 from tm_slurm.coordinator.actions import Action, Comment, Release
@@ -79,6 +80,7 @@ class Decisions(Refilling):
     """Holds the state and turns each input into actions. `leader_node` is where this leader itself runs."""
 
     _commented = ""
+    _seen_about: tuple[Any, ...] = ()
 
     def handle(self, given: Input) -> list[Action]:
         """Take one input; return what to do about it, in order. UnknownInput changes nothing."""
@@ -99,10 +101,23 @@ class Decisions(Refilling):
         return spoken and self._known(given) is None
 
     def _keep_comment(self) -> None:
+        about = self._commented_on()
+        if about == self._seen_about:
+            return
+        self._seen_about = about
         text = comment_of(self.state)
         if text != self._commented:
             self._commented = text
             self.actions.append(Comment(text))
+
+    def _commented_on(self) -> tuple[Any, ...]:
+        """All that the comment says: it is made anew when some of that has changed."""
+        state = self.state
+        asks = [(ask.number, ask.job_id, ask.is_coming) for ask in state.asks.values()]
+        windows = [(window.id, window.opens) for window in state.windows]
+        counts = (state.epoch, state.moves_done, len(state.absent), state.move is None)
+        phase = (state.started, state.ended, state.finishing, state.stopping, state.begins)
+        return (state.nodes.version, *counts, *phase, asks, windows)
 
     def due(self, now: float) -> list[Input]:
         """Inputs that time itself brings: a preparation, a switch or a recovery that has taken too long."""
@@ -120,7 +135,7 @@ class Decisions(Refilling):
             return self._recovery_due(recovery, now)
         if state.accusations and now - state.accusations[0].at > ACCUSED_GRACE_S:
             return [{"kind": "accusations_due"}]
-        gone = [node.name for node in state.nodes.values() if self._is_gone(node, now)]
+        gone = [node.name for node in state.nodes.special() if self._is_gone(node, now)]
         if gone:
             return [{"kind": "lost_for_good", "node": name} for name in gone]
         asked = windows.due(state, now)
@@ -186,6 +201,17 @@ class Decisions(Refilling):
                 self._resumed_by_admin(node)
         elif event["kind"] == "request" or event["kind"] in LEAVE_KINDS:
             self._noticed(node, event)
+
+    def _on_straggler(self, given: Input) -> None:
+        """A rank's own work takes longer than that of its replicas, step after step: its node is left."""
+        rank = int(given["rank"])
+        if rank not in self.state.seats or self.state.recovery is not None or self.state.finishing:
+            return
+        node = self.state.nodes[self.state.seats[rank][0]]
+        if node.notice is None:
+            reason = f"rank {rank} has taken {float(given['ratio']):.2f} times as long as its replicas"
+            about = {"id": f"straggler/{node.name}/{given['step']}", "source": "agent", "reason": reason}
+            self._take_event({"kind": "straggler", "node": node.name, **about})
 
     def _on_time_limit(self, given: Input) -> None:
         """Slurm has warned a node's agent (sbatch --signal): of the end of the job, or of the standby job
@@ -442,7 +468,9 @@ class Decisions(Refilling):
     def _finish_if_done(self) -> None:
         """Not while ranks are missing: their successors are to end as all others do."""
         state = self.state
-        if not set(state.seats) <= set(state.done) or state.finishing or state.recovery is not None:
+        if len(state.done) < len(state.seats) or not set(state.seats) <= set(state.done):
+            return
+        if state.finishing or state.recovery is not None:
             return
         state.finishing, state.finishing_since = True, self.now
         if state.move is not None:

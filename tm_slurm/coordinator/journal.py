@@ -62,10 +62,10 @@ class Journal:
         """What earlier leaders have written, in order, and in which term."""
         return _records(self._job_dir, self._attempt, self._pieces)
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one record; OSError when the disk does not take it whole: then nothing of it is left in the
-        file, and nothing may be done about it."""
-        data = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    def append(self, *records: dict[str, Any]) -> None:
+        """Write records; OSError when the disk does not take them whole: then nothing of them is left in the
+        file, and nothing may be done about any."""
+        data = b"".join(json.dumps(record, separators=(",", ":")).encode() + b"\n" for record in records)
         size = os.fstat(self._file.fileno()).st_size
         try:
             while data:
@@ -124,6 +124,8 @@ def _head(data: bytes) -> dict[str, Any] | None:
 def _records(job_dir: Path, attempt: int, pieces: list[Piece]) -> Iterator[tuple[int, dict[str, Any]]]:
     for term, size in pieces:
         with journal_path(job_dir, attempt, term).open("rb") as file:
-            file.readline()
-            while file.tell() < size:
-                yield term, json.loads(file.readline())
+            at = len(file.readline())
+            while at < size:
+                line = file.readline()
+                at += len(line)
+                yield term, json.loads(line.decode())  # from text it is quicker than from bytes

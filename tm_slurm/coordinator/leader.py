@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
+import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tm_slurm.control import ChannelClosed, HandshakeRefused, accept
 from tm_slurm.coordinator import batch_script
-from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Tell
+from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Spread, Tell
 from tm_slurm.coordinator.agents import MALFORMED, Agents
 from tm_slurm.coordinator.allocation import Allocation
 from tm_slurm.coordinator.allocation import end as end_allocation
@@ -27,6 +30,7 @@ from tm_slurm.coordinator.election import Leadership, write_atomically
 from tm_slurm.coordinator.journal import Journal
 from tm_slurm.coordinator.metrics_door import MetricsDoor
 from tm_slurm.coordinator.model import JobState, Plan
+from tm_slurm.coordinator.news import News
 from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.refilling import brought_by, why_not_admitted
@@ -35,6 +39,7 @@ from tm_slurm.coordinator.shrinking import reports_of_all
 from tm_slurm.coordinator.signed_events import SignedDoor
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
+from tm_slurm.coordinator.stragglers import Stragglers
 from tm_slurm.coordinator.training import Training
 from tm_slurm.coordinator.wards import Wards, wards_of
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
@@ -52,6 +57,15 @@ OVERSLEPT = 4
 """A tick that comes so many times too late: it is this process that has not got to run."""
 
 STATUS_INTERVAL_S = 0.5
+STATUS_SHARE = 0.02
+"""At most so much of the time goes into telling the status: of a job of thousands it is told less often."""
+
+BACKLOG = 4096
+"""Agents that may knock at once: all of them do, at a new leader."""
+
+LET_IN_AT_ONCE = 32
+"""Between two of such batches the lease is renewed, and those who are in are heard."""
+
 FAREWELL_S = 8.0
 
 Outcome = Literal["ended", "resigned", "deposed", "cut_off"]
@@ -73,6 +87,21 @@ class Limits:
     watchdog_factor: float = 10.0
     metrics_port: int | None = None
     signed_events: bool = True
+    straggler_slower: float | None = None
+    straggler_steps: int = 20
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """While a history is replayed nearly all that is made stays: to look for garbage takes a third of the
+    time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Leader:
@@ -118,11 +147,21 @@ class Leader:
         plan = replace(plan, batch_host=about["batch_host"], order=about.get("order", plan.order))
         self._record = Record(self.job_dir, plan.world_size)
         self._decisions = Decisions(JobState.initial(plan), node)
+        self._stragglers: Stragglers | None = None
+        if limits.straggler_slower is not None:
+            self._stragglers = Stragglers(
+                slower=limits.straggler_slower,
+                steps=limits.straggler_steps,
+                replicas=self._decisions.same_work,
+            )
         self._orders = Orders()
+        self._news = News()
+        self._soon: list[Message] = []
         self._seen: list[Event] = []
         self._slurm_side: SlurmSide | None = None
         self._replayed = 0
-        comment = self._replay()
+        with _without_collections():
+            comment = self._replay()
         if slurm is not None and job_id is not None:
             self._slurm_side = SlurmSide(
                 slurm=slurm,
@@ -140,7 +179,9 @@ class Leader:
             leadership=leadership,
             presence=self._presence,
             orders=self._orders,
+            news=self._news,
             feed=self._feed,
+            feed_soon=self._feed_soon,
             aside=self._took_aside,
             node_of=self._node_of,
             listens_at=self._listens_at,
@@ -171,13 +212,18 @@ class Leader:
         to."""
         comment = None
         for term, given in self._journal.inherited():
-            with contextlib.suppress(*MALFORMED):  # as it was refused when it came
+            try:
                 for action in self._decide(given):
                     if isinstance(action, Tell):
                         self._orders.add(action, term, whole=not wards_of(action.message))
+                    elif isinstance(action, Spread):
+                        self._news.add(action.message)
                     comment = action if isinstance(action, Comment) else comment
-            with contextlib.suppress(EventError, *MALFORMED):
-                self._seen += [Event.from_json(event) for event in given.get("events", ())]
+            except MALFORMED:
+                pass  # as it was refused when it came
+            if "events" in given:
+                with contextlib.suppress(EventError, *MALFORMED):
+                    self._seen += [Event.from_json(event) for event in given["events"]]
             self._replayed += 1
             if self._leadership.is_due():  # a long history must not cost the lease
                 self._leadership.renew()
@@ -198,7 +244,9 @@ class Leader:
 
     async def lead(self) -> Outcome:
         """Serve agents and users until the job has ended, or this leader leads no more."""
-        server = await asyncio.start_server(self._connected, self._host, 0)
+        sock = socket.create_server((self._host, 0))
+        server = await asyncio.start_server(self._connected, sock=sock, backlog=LET_IN_AT_ONCE)
+        sock.listen(BACKLOG)  # they may knock; asyncio lets as many in at once as it is told
         loops = [asyncio.create_task(self._tick_for_ever())]
         try:
             self._begin(int(server.sockets[0].getsockname()[1]))
@@ -256,12 +304,31 @@ class Leader:
 
     def _feed(self, given: Message) -> bool:
         """Journal an input, decide, act. False when this leader leads no more: then nothing was done."""
+        self._feed_what_has_come()
+        return self._take_all(given)
+
+    def _feed_soon(self, given: Message) -> None:
+        """The same a moment later, together with what else comes until then: the disk is waited for once. So
+        a leader to which thousands of agents come at once gets through."""
+        if not self._soon:
+            asyncio.get_running_loop().call_soon(self._feed_what_has_come)
+        given.setdefault("at", self._leadership.job_clock.now())
+        self._soon.append(given)
+
+    def _feed_what_has_come(self) -> None:
+        given, self._soon = self._soon, []
+        if given:
+            self._take_all(*given, judged=False)
+
+    def _take_all(self, *given: Message, judged: bool = True) -> bool:
+        """`judged`: whether the caller hears what is wrong with an input."""
         if self._journal.closed or not self._leadership.holds():
             self._over("deposed")
             return False
-        given.setdefault("at", self._leadership.job_clock.now())
+        for each in given:
+            each.setdefault("at", self._leadership.job_clock.now())
         try:
-            self._journal.append(given)
+            self._journal.append(*given)
         except OSError as error:  # what is not written must not be acted on: let another try
             log.critical("the journal cannot be written, stepping down reason=%s", error)
             self._over("resigned")
@@ -269,7 +336,15 @@ class Leader:
         if not self._leadership.holds():  # the disk has taken longer than the lease
             self._over("deposed")
             return False
-        self._perform(self._decide(given))
+        for each in given:
+            try:
+                self._perform(self._decide(each))
+            except MALFORMED as error:
+                if judged:
+                    raise
+                log.warning(
+                    "refused a message node=%s kind=%s reason=%r", each.get("node"), each.get("kind"), error
+                )
         return True
 
     def _decide(self, given: Message) -> list[Action]:
@@ -303,6 +378,8 @@ class Leader:
                     self._record.beat(node, told)
                     for step, _, seconds, _ in told["steps"]:
                         self._watchdog.committed(int(told["rank"]), int(step), float(seconds), elapsed_s())
+                if self._leadership.holds():
+                    self._compare(report)
             return True
         if message.get("kind") == "whereabouts":
             waiting, since_s = bool(message["waiting"]), float(message["since_s"])
@@ -318,12 +395,25 @@ class Leader:
             self._agents.say(order.node, order.message, slot=order.slot)
         return taken
 
+    def _compare(self, report: Message) -> None:
+        """Whether a heartbeat shows that a rank is slower than others. Its own word: nobody's share of an
+        absent rank is compared."""
+        for step, seconds in report.get("worked", ()) if self._stragglers is not None else ():
+            assert self._stragglers is not None
+            found = self._stragglers.worked(int(report["rank"]), int(step), float(seconds))
+            if found is not None:
+                self._stragglers.disturbed()
+                about = {"rank": found.rank, "step": found.step, "ratio": found.ratio}
+                self._feed_soon({"kind": "straggler", **about})
+
     # ---- actions ----
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Tell):
                 self._tell(action)
+            elif isinstance(action, Spread):
+                self._news.add(action.message)
             elif isinstance(action, Note):
                 self._noted(action)
             elif isinstance(action, Release):
@@ -406,7 +496,9 @@ class Leader:
 
     async def _tick_for_ever(self) -> None:
         tick_s = min(TICK_S, self._leadership.lease_s / 8)
-        now = alive_at = written_at = elapsed_s()
+        turns = max(1, round(self._limits.heartbeat_s / tick_s))
+        now = alive_at = status_at = elapsed_s()
+        turn = 0
         while True:
             before = now
             await asyncio.sleep(tick_s)
@@ -416,12 +508,13 @@ class Leader:
             if self._leadership.is_due() and not self._leadership.renew() and not self._outcome.done():
                 log.warning("stepping down term=%d reason=the lease is over", self._leadership.term)
                 self._over("deposed")
-            if now - alive_at >= self._limits.heartbeat_s and self._leadership.holds():
-                alive_at = now
-                self._agents.say_alive()
-            if now - written_at >= STATUS_INTERVAL_S:
-                written_at = now
+            if now - alive_at >= self._limits.heartbeat_s / turns and self._leadership.holds():
+                alive_at, turn = now, (turn + 1) % turns
+                self._agents.say_alive(turn, turns)
+            if now >= status_at:
                 self._write_status()
+                took_s = elapsed_s() - now
+                status_at = now + max(STATUS_INTERVAL_S, took_s / STATUS_SHARE)
             if not self._outcome.done():
                 self._look_around(now)
 
@@ -449,6 +542,8 @@ class Leader:
         state = self.state
         switching = state.move is not None and state.move.phase == "switching"
         calm = state.started and state.recovery is None and not (switching or state.finishing or state.ended)
+        if self._stragglers is not None and (not calm or state.move is not None or state.absent):
+            self._stragglers.disturbed()
         found = self._watchdog.look(now, calm=calm)
         if isinstance(found, Hang):
             fields = {"step": found.step, "seconds": found.seconds, "limit_s": found.limit_s}

@@ -18,7 +18,7 @@ class Leaving(Deciding):
     def _spare_before_start(self, missing: Node) -> Node | None:
         """Who could take the seats of a node before training begins: nothing has to be moved. A standby that
         has not come yet may still come."""
-        spare = [n for n in self.state.nodes.values() if n.standing == "standby" and n.notice is None]
+        spare = [n for n in self.state.nodes.special() if n.standing == "standby" and n.notice is None]
         return min((n for n in spare if n is not missing), key=lambda n: (n.batch_host, n.name), default=None)
 
     def _substitute(self, missing: Node, spare: Node) -> None:

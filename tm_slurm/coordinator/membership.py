@@ -6,6 +6,7 @@ from tm_slurm.coordinator.actions import Tell
 from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.model import FAILURE_LIMIT, Node, Process
 from tm_slurm.coordinator.recovery import Recoveries
+from tm_slurm.coordinator.roster import PeerTable
 
 NOT_STARTED = (
     "node {name} did not start within policy.start_timeout_s and no standby is ready: logs/agent-{name}.log "
@@ -39,16 +40,30 @@ class Membership(Recoveries):
         before = len(self.actions)
         seated = self.state.started and self.state.recovery is None  # else they may have other processes
         for rank in self.state.ranks_on(node.name) if seated else ():
-            self._tell_rank(rank, {"kind": "finish"} if self.state.finishing else self._assignment(rank))
+            if self.state.finishing:
+                self._tell_rank(rank, {"kind": "finish"})
+            elif rank not in self.state.replica_keys:  # else it has said what only a rank can
+                self._tell_rank(rank, self._assignment(rank, self.state.peers()))
         if node.standing == "standby" and node.notice is None:
             for process in node.processes.values():
                 process.wanted_warm = None
             self._warm_standby(node)
         elif node.standing == "leaving":
             self._leave(node)
-        self._repeat_move()
+        if self._takes_part(node.name):
+            self._repeat_move()
         concerns = [a for a in self.actions[before:] if not isinstance(a, Tell) or a.node == node.name]
         self.actions[before:] = concerns
+
+    def _takes_part(self, name: str) -> bool:
+        """Whether the move in flight has anything to tell to a node."""
+        move = self.state.move
+        if move is None:
+            return False
+        if name in move.leavers() or name in move.joiners():
+            return True
+        ranks = self.state.ranks_on(name)
+        return any(rank in linked for linked in move.linked.values() for rank in ranks)
 
     def _on_process_ready(self, given: Input) -> None:
         node = self.state.nodes[given["node"]]
@@ -59,6 +74,7 @@ class Membership(Recoveries):
         if int(given["incarnation"]) in node.banned:
             return  # it was told to be killed
         node.processes[slot] = Process(slot, int(given["incarnation"]), given["host"], int(given["port"]))
+        self.state.nodes.touched.add(node.name)
         if not self.state.started:
             self._start_if_ready()
         if node.standing == "standby":
@@ -86,7 +102,7 @@ class Membership(Recoveries):
                 (n for n in self._standbys_by_preference() if self._all_ready(n)),
                 None,
             )
-            coming = [n for n in self.state.nodes.values() if n.standing == "leaving" and n.notice is None]
+            coming = [n for n in self.state.nodes.special() if n.standing == "leaving" and n.notice is None]
             if substitute is None and any(n.well() for n in coming):
                 return  # one that was to be left, and is not any more, is on its way back to the pool
             if substitute is None:
@@ -99,18 +115,31 @@ class Membership(Recoveries):
 
     def _start_if_ready(self) -> None:
         state = self.state
-        seated = {name for name, _ in state.seats.values()}
-        if not all(self._all_ready(state.nodes[name]) for name in seated):
+        if not self._all_there():
             return
         state.started = True
         state.built_at = state.checkpoint.step if state.checkpoint is not None else 0
+        seated = {name for name, _ in state.seats.values()}
         for name in seated:
             state.nodes[name].standing = "active"
+        peers = state.peers()
+        state.first_peers = peers.base
         for rank in state.seats:
-            self._tell_rank(rank, self._assignment(rank))
+            self._tell_rank(rank, self._assignment(rank, peers))
         self._note("started", world_size=state.plan.world_size, nodes=sorted(seated))
 
-    def _assignment(self, rank: int) -> Input:
+    def _all_there(self) -> bool:
+        """Whether every rank has a process. Those that were found to be there are looked at again only when
+        all others have come."""
+        state = self.state
+        for ranks in (range(state.ready_below, state.plan.world_size), range(state.ready_below)):
+            for rank in ranks:
+                if not self._all_ready(state.nodes[state.seats[rank][0]]):
+                    state.ready_below = rank
+                    return False
+        return True
+
+    def _assignment(self, rank: int, peers: PeerTable) -> Input:
         """Whoever already has a rank takes no notice of it."""
         plan = self.state.plan
         return {
@@ -119,7 +148,7 @@ class Membership(Recoveries):
             "world_size": plan.world_size,
             "ranks_per_node": plan.ranks_per_node,
             "epoch": self.state.epoch,
-            "peers": self.state.peers(),
+            "peers": peers,
             "restore": self._restore(),
         }
 

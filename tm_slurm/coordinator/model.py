@@ -3,10 +3,12 @@ sockets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tm_slurm.config.model import SLOWEST_BYTES_S
+from tm_slurm.coordinator.roster import Nodes, PeerTable, Place, Seats
 
 Standing = Literal["expected", "active", "standby", "leaving", "kept", "released", "lost"]
 """expected: not heard of yet; active: has ranks; standby: in reserve; leaving: its ranks have moved or are
@@ -16,6 +18,10 @@ lost: its agent is gone."""
 Phase = Literal["preparing", "armed", "switching"]
 """preparing: phase 1, nothing in use is touched; armed: the leaver will carry the epoch into the next vote;
 switching: a vote has carried it, the pause has begun."""
+
+WHERE_IT_STANDS = frozenset({"standing", "notice", "dead"})
+TOLD_TO_THE_ROSTER = WHERE_IT_STANDS | {"agent_up", "vault"}
+"""What of a node decides who has to do with it."""
 
 FAILURE_LIMIT = 2
 """A standby that has failed to come up or to join more often is not used any more."""
@@ -106,6 +112,23 @@ class Node:
     shunned: bool = False
     """It was lost, and Slurm may not know: not to be asked for, until the administrator resumes it."""
 
+    def tell(self, roster: Nodes) -> None:
+        """Have it hear of changes from now on."""
+        self.__dict__["_roster"] = roster
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = self.__dict__.get(name)
+        object.__setattr__(self, name, value)
+        roster: Nodes | None = self.__dict__.get("_roster")
+        if roster is not None and name in TOLD_TO_THE_ROSTER and before != value:
+            roster.changed(self, standing=name in WHERE_IT_STANDS)
+
+    def is_plain(self) -> bool:
+        """Whether it simply trains, or is to, or has left for good."""
+        if self.standing == "released":
+            return True
+        return self.standing in ("active", "expected") and self.notice is None and not self.dead
+
     def well(self) -> bool:
         """Whether rank processes can be relied on to run here."""
         return self.agent_up and self.failures <= FAILURE_LIMIT
@@ -161,10 +184,6 @@ class Move:
 
     def joiners(self) -> list[str]:
         return [pair.joiner for pair in self.pairs]
-
-
-Place = tuple[str, int]
-"""A node and a slot on it."""
 
 
 @dataclass
@@ -352,8 +371,8 @@ class JobState:
     """Everything that decisions depend on."""
 
     plan: Plan
-    nodes: dict[str, Node]
-    seats: dict[int, tuple[str, int]]
+    nodes: Nodes
+    seats: Seats
     """rank → (node, slot), of every rank that is not absent"""
     epoch: int = 0
     last_epoch: int = 0
@@ -384,6 +403,16 @@ class JobState:
     heard of it"""
     replica_keys: dict[int, dict[int, str]] = field(default_factory=dict)
     """rank → step → digest of its parameters and optimizer state: ranks with equal ones are replicas"""
+    keys_known: int = 0
+    """of the ranks below this one both keys are known"""
+    replicas: dict[tuple[int, str], set[int]] = field(default_factory=dict)
+    """step and digest → the ranks that have told it"""
+    first_peers: Mapping[str, list[Any]] = field(default_factory=dict)
+    """where everybody was when training began"""
+    nobody_leaves_at: int = -1
+    """the version of `nodes` at which there was nobody to be moved"""
+    ready_below: int = 0
+    """before training begins: the ranks below this one were found to be there"""
     state_bytes: dict[int, int] = field(default_factory=dict)
     """rank → bytes of its parameters and optimizer state"""
     snapshot: Stored | None = None
@@ -400,6 +429,10 @@ class JobState:
     checkpoint_in_work: Stored | None = None
     duties: dict[int, str] = field(default_factory=dict)
     """rank → what it was last told to do about snapshots and checkpoints"""
+    duties_from_anew: bool = True
+    """whether those of all ranks may be others now"""
+    replica_groups: list[set[int]] = field(default_factory=list)
+    """ranks that are replicas of each other after the first step, as known when duties were last assigned"""
     snapshots_wanted: bool = False
     """whether the loss of some node would lose parameters that no other node has"""
     reserving: set[int] = field(default_factory=set)
@@ -458,7 +491,7 @@ class JobState:
             for place, name in enumerate(active)
             for slot in range(plan.ranks_per_node)
         }
-        return cls(plan, nodes, seats)
+        return cls(plan, Nodes(nodes), Seats(seats, plan.ranks_per_node))
 
     def has_own_nodes(self) -> bool:
         """Whether any node of the training job itself is still in it."""
@@ -479,7 +512,7 @@ class JobState:
 
     def ranks_on(self, name: str) -> dict[int, int]:
         """rank → slot for the ranks that sit on a node now."""
-        return {rank: slot for rank, (node, slot) in self.seats.items() if node == name}
+        return self.seats.on(name)
 
     def guests_on(self, name: str) -> dict[int, int]:
         """rank → slot for the ranks that a node hosts beyond its own slots."""
@@ -489,11 +522,25 @@ class JobState:
         """The process in a slot of a node."""
         return self.nodes[place[0]].processes.get(place[1])
 
-    def peers(self) -> dict[str, list[Any]]:
-        """The table of peers at the current epoch, with string keys as JSON has them."""
+    def peers(self) -> PeerTable:
+        """The table of peers at the current epoch: as it was at the start, with those that have changed."""
+        if not self.first_peers or len(self.seats) < self.plan.world_size:
+            return PeerTable(self._peers_of(self.seats), {})
+        changes = self._peers_of(self.changed)
+        if len(changes) < len(self.changed):  # one of them has no process now
+            return PeerTable(self._peers_of(self.seats), {})
+        return PeerTable(self.first_peers, changes)
+
+    def _peers_of(self, ranks: Iterable[int]) -> dict[str, list[Any]]:
         table = {}
-        for rank in self.seats:
+        for rank in ranks:
             process = self.process(rank)
             if process is not None:
                 table[str(rank)] = process.peer()
         return table
+
+    def knows_replicas(self) -> bool:
+        """Whether every rank has told both its keys."""
+        while self.keys_known < self.plan.world_size and len(self.replica_keys.get(self.keys_known, ())) > 1:
+            self.keys_known += 1
+        return self.keys_known == self.plan.world_size

@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tm_slurm.coordinator import windows
+from tm_slurm.coordinator.actions import Spread
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.model import Move, Node, Pair, Place
+from tm_slurm.coordinator.model import Move, Node, Pair
+from tm_slurm.coordinator.roster import PeerTable, Place
 from tm_slurm.coordinator.storing import Storing
 
 
@@ -29,7 +31,7 @@ class Moves(Storing):
         """Standbys that could take ranks, the best first: those whose agent is connected; of these
         those in no window; then warm ones, those that have not failed; the batch host last, because a rank
         that sits there could be moved away again, but its node never given back."""
-        free = [node for node in self.state.nodes.values() if node.free_to_join()]
+        free = [node for node in self.state.nodes.special() if node.free_to_join()]
         opens = {n.name: windows.opens_next(self.state, n.name, self.now) for n in free}
         later = {name: -(at if at is not None else math.inf) for name, at in opens.items()}
         free.sort(key=lambda n: (not self._is_warm(n), n.failures, n.batch_host, n.name))
@@ -78,7 +80,7 @@ class Moves(Storing):
             "ranks_per_node": self.state.plan.ranks_per_node,
         }
         if for_any:
-            standbys = sorted(n.name for n in self.state.nodes.values() if n.standing == "standby")
+            standbys = sorted(n.name for n in self.state.nodes.special() if n.standing == "standby")
             message |= {"any": True, "place": standbys.index(node.name) if node.name in standbys else 0}
         self._tell(node.name, slot, message)
 
@@ -90,7 +92,12 @@ class Moves(Storing):
             return
         if state.finishing or state.ended:
             return
+        if state.nodes.version == state.nobody_leaves_at and not state.seats.hosts():
+            return
         parties = self._parties_to_move()
+        if not parties:
+            state.nobody_leaves_at = state.nodes.version
+            return
         joiners = self._standbys_by_preference()
         pairs = []
         for leaver, ranks in parties:
@@ -111,11 +118,12 @@ class Moves(Storing):
         """Nodes and the ranks that should leave them, as many as a joiner can take: first from nodes that
         should be left, then the guests of others."""
         state, size = self.state, self.state.plan.ranks_per_node
-        active = [node for node in state.nodes.values() if node.standing == "active"]
-        noticed = [node for node in active if node.notice is not None]
+        noticed = [n for n in state.nodes.special() if n.standing == "active" and n.notice is not None]
         noticed.sort(key=lambda n: (n.notice.at if n.notice else 0.0, n.name))
         leaving = [(node, state.ranks_on(node.name)) for node in noticed]
-        leaving += [(node, state.guests_on(node.name)) for node in active if node.notice is None]
+        hosts = [state.nodes[name] for name in sorted(state.seats.hosts(), key=state.nodes.place_of)]
+        hosts = [node for node in hosts if node.standing == "active" and node.notice is None]
+        leaving += [(node, state.guests_on(node.name)) for node in hosts]
         parties = []
         for node, ranks in leaving:
             by_slot = sorted(ranks, key=ranks.__getitem__)
@@ -178,11 +186,12 @@ class Moves(Storing):
             stayers = {peer for linked in move.linked.values() for peer in linked} - set(moving)
             for stayer in sorted(stayers):
                 self._tell_rank(stayer, {"kind": "prepare", "epoch": move.epoch, "changes": changes})
-        peers = {**self.state.peers(), **changes}
+        peers: PeerTable | None = None
         for rank, pair in moving.items():
             process = self.state.nodes[pair.joiner].processes[pair.ranks[rank]]
             if rank in move.asked_to_join or not process.warm_for == process.wanted_warm == rank:
                 continue
+            peers = peers if peers is not None else self.state.peers().with_changes(changes)
             move.asked_to_join.add(rank)
             message = {
                 "kind": "join",
@@ -314,7 +323,7 @@ class Moves(Storing):
         if set(move.resumed) != set(move.ranks()):
             return
         state = self.state
-        self._tell_untouched(move)
+        self._spread(move)
         state.move = None
         state.epoch = move.epoch
         state.changed |= set(move.ranks())
@@ -331,14 +340,11 @@ class Moves(Storing):
         self._assign_duties()
         self._repeat_stop()
 
-    def _tell_untouched(self, move: Move) -> None:
+    def _spread(self, move: Move) -> None:
         """Ranks without a link to a leaver took no part; they learn where the moved ranks are, for links to
         come."""
         changes = self._changes(move)
-        touched = {peer for peers in move.linked.values() for peer in peers} | set(move.ranks())
-        for rank in self.state.seats:
-            if rank not in touched:
-                self._tell_rank(rank, {"kind": "peers", "epoch": move.epoch, "changes": changes})
+        self.actions.append(Spread({"kind": "peers", "epoch": move.epoch, "changes": changes}))
 
     def _moved_fields(self, move: Move, given: Input) -> dict[str, Any]:
         """`bytes`: what the joiner with most to receive got; `state_s`: the longest transfer."""

@@ -148,7 +148,7 @@ class Placing(Moves):
 
     def _give_up(self, recovery: Recovery, choice: str) -> None:
         """The job ends, unless a node is on its way back to the pool."""
-        coming = [n for n in self.state.nodes.values() if n.standing == "leaving" and n.notice is None]
+        coming = [n for n in self.state.nodes.special() if n.standing == "leaving" and n.notice is None]
         if any(n.well() for n in coming) and self._waits(recovery):
             return
         nodes = ", ".join(sorted({node for node, _ in self._unplaced(recovery)}))

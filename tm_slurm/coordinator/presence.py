@@ -25,6 +25,8 @@ class Presence:
         self._ended: set[str] = set()
         self._accused_at: dict[str, float] = {}
         self._somebody_came = False
+        self._newest_at = now
+        """when the last of those that an earlier leader knew came"""
 
     def expect(self, node: str, now: float) -> None:
         """An earlier leader knew this agent."""
@@ -34,7 +36,9 @@ class Presence:
     def came(self, node: str, now: float) -> None:
         """Its agent has connected."""
         self._away_since.pop(node, None)
-        self._awaited.discard(node)
+        if node in self._awaited:
+            self._awaited.discard(node)
+            self._newest_at = now
         self._ended.discard(node)
         self._somebody_came |= node != self._own_node
         self.heard(node, now)
@@ -76,6 +80,7 @@ class Presence:
         for known in (self._heard_at, self._away_since, self._accused_at):
             for node in known:
                 known[node] += seconds
+        self._newest_at += seconds
 
     def is_fresh(self, node: str, now: float, within_s: float) -> bool:
         """Whether its agent is connected and was heard within the last `within_s` seconds."""
@@ -84,6 +89,11 @@ class Presence:
     def may_return(self, node: str) -> bool:
         """Whether a lost node's agent may still be there: it was not heard to end."""
         return node not in self._away_since or node in self._awaited
+
+    def _since(self, node: str, since: float) -> float:
+        """Since when a node's agent is waited for. As long as others come to a new leader, so may it:
+        thousands do not get through the door at once."""
+        return max(since, self._newest_at) if node in self._awaited else since
 
     def lost(self, now: float) -> dict[str, str]:
         """node → why it is to be given up now."""
@@ -95,7 +105,7 @@ class Presence:
             elif accused_at is not None and now - accused_at <= self._reconnect_s:
                 if now - self._began >= SETTLE_S:
                     reasons[node] = "its agent is not connected, and its ranks are said to be lost"
-            elif now - since > self._reconnect_s:
+            elif now - self._since(node, since) > self._reconnect_s:
                 awaited = node in self._awaited
                 reasons[node] = (
                     "its agent has not come to the new leader"

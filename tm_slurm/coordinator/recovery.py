@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.model import Accusation, Node, Place, Recovery, Statement
+from tm_slurm.coordinator.model import Accusation, Node, Recovery, Statement
 from tm_slurm.coordinator.resolving import Resolving
+from tm_slurm.coordinator.roster import Place
 
 ACCUSED_GRACE_S = 0.3
 """How long a broken link waits for another explanation before the rank at its other end is held for dead."""
@@ -287,6 +288,8 @@ class Recoveries(Resolving):
         if recovery is None or recovery.target is not None or self.state.ended:
             return
         if not recovery.settled:
+            if len(recovery.statements) + len(recovery.refusals) < len(recovery.asked):
+                return
             if not recovery.asked <= {*recovery.statements, *recovery.refusals}:
                 return
             self._settle(recovery)

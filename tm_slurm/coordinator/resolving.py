@@ -139,13 +139,14 @@ class Resolving(Shrinking):
             for number, source in enumerate(sources):
                 serving[source].append(rank)
                 shares[source][str(rank)] = [number, len(sources)]
+        changes, peers = self._changed_peers(recovery), self._peers_after(recovery)
         for rank in sorted(survivors):
             resolve = {
                 "kind": "resolve",
                 "epoch": recovery.epoch,
                 "target": target,
-                "changes": self._changed_peers(recovery),
-                "peers": self._peers_after(recovery),
+                "changes": changes,
+                "peers": peers,
                 "absent": sorted(recovery.adopters),
                 **self._shares_of(recovery, rank, survivors[rank]),
                 "serve": serving[rank],
@@ -180,7 +181,9 @@ class Resolving(Shrinking):
         return changes
 
     def _peers_after(self, recovery: Recovery) -> dict[str, list[Any]]:
-        peers = {**self.state.peers(), **self._changed_peers(recovery)}
+        peers = self.state.peers().with_changes(self._changed_peers(recovery))
+        if not recovery.adopters:
+            return peers
         return {rank: peer for rank, peer in peers.items() if int(rank) not in recovery.adopters}
 
     def _on_source_ready(self, given: Input) -> None:

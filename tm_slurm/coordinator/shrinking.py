@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
-from tm_slurm.coordinator.model import Absent, JobState, Node, Place, Recovery, Statement
+from tm_slurm.coordinator.model import Absent, JobState, Node, Recovery, Statement
 from tm_slurm.coordinator.placing import Placing
+from tm_slurm.coordinator.roster import Place
 from tm_slurm.coordinator.storing import AFTER_THE_FIRST
 
 
@@ -119,7 +120,7 @@ class Shrinking(Placing):
         state = self.state
         before, state.absent = state.absent, {}
         for rank, adopter in recovery.adopters.items():
-            seat = state.seats.pop(rank) if rank in state.seats else before[rank].seat
+            seat = state.seats.take_out(rank) if rank in state.seats else before[rank].seat
             state.absent[rank] = Absent(adopter, seat)
             state.done.pop(rank, None)
         fields = {"epoch": recovery.epoch, "step": recovery.target}

@@ -23,47 +23,69 @@ class Storing(Leaving):
 
     def _on_vault(self, given: Input) -> None:
         """An agent keeps snapshots from now on."""
-        self.state.nodes[given["node"]].vault = [str(given["host"]), int(given["port"])]
-        self._assign_duties()
+        node, vault = self.state.nodes[given["node"]], [str(given["host"]), int(given["port"])]
+        if node.vault != vault:  # else it is told again, to a new leader
+            node.vault = vault
+            self._assign_duties()
 
     def _on_replica_key(self, given: Input) -> None:
         """Told before the first step, and after it, when optimizers have their state."""
         state = self.state
-        state.replica_keys.setdefault(int(given["rank"]), {})[int(given["step"])] = str(given["key"])
+        rank, step, key = int(given["rank"]), int(given["step"]), str(given["key"])
+        keys = state.replica_keys.setdefault(rank, {})
+        before = keys.get(step)
+        if before != key:
+            if before is not None:
+                state.replicas[step, before].discard(rank)
+            keys[step] = key
+            state.replicas.setdefault((step, key), set()).add(rank)
+            state.duties_from_anew = True
         if "unshared" in given:
-            state.unshared[int(given["rank"])] = str(given["unshared"])
-        state.state_bytes[int(given["rank"])] = int(given.get("bytes", 0))
-        if self._knows_replicas():
+            state.unshared[rank] = str(given["unshared"])
+        state.state_bytes[rank] = int(given.get("bytes", 0))
+        if before != key and state.knows_replicas():
             self._assign_duties()
 
     def _replicas_of(self, rank: int, step: int) -> set[int]:
         """The other ranks with the same parameters and optimizer state as this one has after `step` steps.
         Whoever is the same before the first step need not be after it, when optimizers have their state."""
-        keys = self.state.replica_keys
-        own = keys.get(rank, {})
+        return self._like(rank, step) - {rank}
+
+    def _like(self, rank: int, step: int) -> set[int]:
+        """A rank and its replicas, not to be changed; empty when it has not told."""
+        mark = self._mark_of(rank, step)
+        return self.state.replicas[mark] if mark is not None else set()
+
+    def _mark_of(self, rank: int, step: int) -> tuple[int, str] | None:
+        """What all replicas of a rank have told."""
+        own = self.state.replica_keys.get(rank)
         if not own:
-            return set()
+            return None
         telling = min(step, min(own) + 1)
-        if telling not in own:
-            return set()
-        return {r for r, theirs in keys.items() if r != rank and theirs.get(telling) == own[telling]}
+        return (telling, own[telling]) if telling in own else None
+
+    def same_work(self, rank: int) -> set[int]:
+        """A rank and its replicas, not to be changed; empty while that is not known."""
+        return self._like(rank, AFTER_THE_FIRST)
 
     def _knows_replicas(self) -> bool:
         """Whether every rank has told both its keys."""
-        return all(len(self.state.replica_keys.get(rank, {})) > 1 for rank in self._all_ranks())
-
-    def _all_ranks(self) -> range:
-        return range(self.state.plan.world_size)
+        return self.state.knows_replicas()
 
     def _needs_snapshots(self) -> bool:
         """Whether the loss of some node would lose parameters that no other node has."""
         state = self.state
         if not self._knows_replicas() or state.absent:  # then all are replicas, and some have no process
             return False
-        return any(
-            all(state.seats[other][0] == node for other in self._replicas_of(rank, AFTER_THE_FIRST))
-            for rank, (node, _) in state.seats.items()
-        )
+        if state.duties_from_anew:
+            marks = dict.fromkeys(self._mark_of(rank, AFTER_THE_FIRST) for rank in state.seats)
+            state.replica_groups = [state.replicas[m] if m is not None else set() for m in marks]
+        return any(self._is_on_one_node(group) for group in state.replica_groups)
+
+    def _is_on_one_node(self, ranks: set[int]) -> bool:
+        nodes = (self.state.seats[rank][0] for rank in ranks)
+        first = next(nodes, None)
+        return all(node == first for node in nodes)
 
     def _assign_duties(self) -> None:
         """Tell the ranks whose vault has changed, and processes that have not heard it; all of them when it
@@ -71,14 +93,23 @@ class Storing(Leaving):
         state = self.state
         if not state.started or state.finishing:
             return
-        wanted = state.snapshots_wanted = self._needs_snapshots()
-        for rank in sorted(state.seats):
+        wanted = self._needs_snapshots()
+        from_anew = state.duties_from_anew or wanted != state.snapshots_wanted
+        concerned = set(state.seats) if from_anew else self._concerned()
+        state.snapshots_wanted, state.duties_from_anew = wanted, False
+        state.nodes.touched.clear()
+        state.seats.moved.clear()
+        owners: dict[tuple[int, str] | None, int] = {}
+        for rank in sorted(concerned):
             keeper = self._keeper_for(state.seats[rank][0])
+            mark = self._mark_of(rank, AFTER_THE_FIRST)
+            if mark not in owners:
+                owners[mark] = min(self._like(rank, AFTER_THE_FIRST), default=state.plan.world_size)
             duties = {
                 "kind": "duties",
                 "vault": keeper.vault if keeper is not None else None,
                 "keeper": keeper.name if keeper is not None else None,
-                "owner": min({rank, *self._replicas_of(rank, AFTER_THE_FIRST)}),
+                "owner": min(rank, owners[mark]),
                 "snapshots": wanted,
             }
             process = state.process(rank)
@@ -88,24 +119,52 @@ class Storing(Leaving):
                 self._tell_rank(rank, duties)
         self._have_standbys_reserve()
 
+    def _concerned(self) -> set[int]:
+        """The ranks whose duties may be others than when they were last assigned: those that have moved,
+        those on nodes that have changed, and those for which such a node may be, or have been, the next
+        one."""
+        nodes, seats = self.state.nodes, self.state.seats
+        names = set(nodes.touched)
+        for name in nodes.touched:
+            at = nodes.place_of(name)
+            for back in range(1, len(nodes.ring)):
+                before = nodes.ring[at - back]
+                names.add(before)
+                if self._keeps(nodes[before]):
+                    break
+        found = {rank for name in names for rank in seats.on(name)}
+        return found | {rank for rank in seats.moved if rank in seats}
+
     def _have_standbys_reserve(self) -> None:
         """Those that are warm: they may have to fetch a snapshot, and memory takes longer than the bytes."""
         state = self.state
-        for node in state.nodes.values() if state.snapshots_wanted else ():
+        for node in state.nodes.special() if state.snapshots_wanted else ():
             for slot, process in node.processes.items():
                 new = process.warm_for is not None and process.incarnation not in state.reserving
                 if node.standing == "standby" and new:
                     state.reserving.add(process.incarnation)
                     self._tell(node.name, slot, {"kind": "reserve"})
 
+    @staticmethod
+    def _can_keep(node: Node) -> bool:
+        return node.agent_up and node.vault is not None and node.notice is None and not node.dead
+
+    def _keeps(self, node: Node) -> bool:
+        """Whether the ranks before it around the ring, up to the next one that does, are told to keep what
+        they have there."""
+        return node.standing in ("active", "standby") and self._can_keep(node)
+
     def _keeper_for(self, name: str) -> Node | None:
         """The next node of the job, around the ring, that can keep what a rank on `name` has."""
-        order = list(self.state.nodes)
-        at = order.index(name)
-        ring = [self.state.nodes[other] for other in order[at + 1 :] + order[:at]]
-        able = [n for n in ring if n.agent_up and n.vault is not None and n.notice is None and not n.dead]
-        able.sort(key=lambda n: n.standing not in ("active", "standby"))
-        return able[0] if able else None
+        nodes = self.state.nodes
+        at, last = nodes.place_of(name), None
+        for ahead in range(1, len(nodes.ring)):
+            node = nodes[nodes.ring[(at + ahead) % len(nodes.ring)]]
+            if self._keeps(node):
+                return node
+            if last is None and self._can_keep(node):
+                last = node
+        return last
 
     # ---- parts arrive ----
 
@@ -115,7 +174,7 @@ class Storing(Leaving):
         if done is None:
             return
         state.snapshot_in_work = done
-        if set(done.where) == set(self._all_ranks()):
+        if self._is_whole(done):
             state.snapshot, state.snapshot_in_work = done, None
             for rank in state.seats:
                 self._tell_rank(rank, {"kind": "snapshot_complete", "step": done.step})
@@ -146,7 +205,7 @@ class Storing(Leaving):
         if done is None:
             return
         state.checkpoint_in_work = done
-        if set(done.where) == set(self._all_ranks()):
+        if self._is_whole(done):
             publish = {"kind": "publish", "step": done.step, "epoch": done.epoch}
             self._tell_rank(self.state.pacer(), {**publish, "world_size": state.plan.world_size})
 
@@ -163,6 +222,10 @@ class Storing(Leaving):
         if (in_work.epoch, in_work.step) == (epoch, step):
             in_work.where[int(given["rank"])] = str(given.get("keeper", ""))
         return in_work
+
+    def _is_whole(self, stored: Stored) -> bool:
+        size = self.state.plan.world_size
+        return len(stored.where) == size and set(stored.where) == set(range(size))
 
     def _doubt(self, source: str, step: int, epoch: int) -> None:
         """A rank could not go back to it: it is tried again, but not too often, there may be another."""

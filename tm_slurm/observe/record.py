@@ -24,7 +24,17 @@ STEADY_WINDOW = 200
 """Steps whose median is the steady step time."""
 
 KEPT_STEPS = 2000
-"""Commit times kept in memory for each rank."""
+"""Commit times kept in memory for each rank, in a small job."""
+
+KEPT_TIMES = 500_000
+"""Commit times kept of all ranks together, in a large one."""
+
+LEAST_STEPS = 20
+"""Steps whose times are kept at least: an interruption is judged by those around it."""
+
+ALL_LOOKED_AT = 256
+"""With more ranks, what an interruption has cost is looked for once in as many heartbeats as there are
+ranks."""
 
 TIMELINE_TAIL_BYTES = 4 << 20
 """How much of the timeline of earlier leaders is read, for what they have counted and left open."""
@@ -52,6 +62,8 @@ class Record:
         self._durations: deque[float] = deque(self._steps.durations(STEADY_WINDOW), maxlen=STEADY_WINDOW)
         self._disturbed = False
         self._open_moves: list[dict[str, Any]] = []
+        self._kept_steps = max(LEAST_STEPS, min(KEPT_STEPS, KEPT_TIMES // world_size))
+        self._beats = 0
 
     def note(self, what: str, at: float, **fields: Any) -> None:
         """One line of the timeline, and one for each span that ends with it (see tm_slurm.observe.spans)."""
@@ -85,9 +97,11 @@ class Record:
             commits[step] = max(committed_at, commits.get(step, 0.0))
             firsts[step] = min(committed_at, firsts.get(step, committed_at))
             for kept in (commits, firsts):
-                kept.pop(step - KEPT_STEPS, None)
+                kept.pop(step - self._kept_steps, None)
             self._steps.take(rank, step, {"at": committed_at, "seconds": seconds, "loss": loss, "rank": rank})
-        self._close_moves()
+        self._beats += 1
+        if self.world_size <= ALL_LOOKED_AT or self._beats % self.world_size == 0:
+            self._close_moves()
 
     def steady_step_s(self) -> float | None:
         """Median seconds of the last undisturbed steps."""

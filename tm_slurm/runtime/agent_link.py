@@ -43,6 +43,7 @@ class AgentLink:
         self._orders: deque[Message] = deque()
         self._arrived = threading.Condition()
         self._steps: list[list[Any]] = []
+        self._worked: list[list[Any]] = []
         self._steps_lock = threading.Lock()
         self._head: Message | None = None
         self._every_beat: Callable[[], None] = self.beat
@@ -130,11 +131,22 @@ class AgentLink:
     # ---- heartbeats ----
 
     def committed(
-        self, *, rank: int, epoch: int, step: int, at: float, seconds: float, loss: float | None
+        self,
+        *,
+        rank: int,
+        epoch: int,
+        step: int,
+        at: float,
+        seconds: float,
+        loss: float | None,
+        worked_s: float | None = None,
     ) -> None:
-        """Step `step` is applied here; told with the next heartbeat. `at`: wall clock."""
+        """Step `step` is applied here; told with the next heartbeat. `at`: wall clock. `worked_s`: the part
+        of `seconds` in which no collective was under way here."""
         with self._steps_lock:
             self._steps.append([step, at, seconds, loss])
+            if worked_s is not None:
+                self._worked.append([step, worked_s])
             self._head = {"kind": "beat", "rank": rank, "epoch": epoch, "step": step}
 
     def beat(self) -> None:
@@ -143,5 +155,7 @@ class AgentLink:
             if self._head is None or not self._steps:
                 return
             message = {**self._head, "steps": self._steps}
-            self._steps = []
+            if self._worked:
+                message["worked"] = self._worked
+            self._steps, self._worked = [], []
         self.send(message)

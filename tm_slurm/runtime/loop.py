@@ -67,6 +67,7 @@ class Runtime(StandingBy):
         self._vote = Vote(self._ballot)
         self._metrics: Mapping[str, Any] = {}
         self._committed_at = 0.0
+        self._in_collectives_s = 0.0
         self._mark: Mark | None = None
         self.shares = self._worker.shares if self._worker is not None else Shares()
         self._discarded = False
@@ -234,6 +235,7 @@ class Runtime(StandingBy):
             seconds = now - self._committed_at if self._committed_at else 0.0
             self._worker.storing.stepped(self.step, seconds)
             shown = float(loss) if loss is not None else None
+            worked_s = self._worked_s(self._worker, seconds)
             self._worker.link.committed(
                 rank=self.role.rank,
                 epoch=self._worker.epoch,
@@ -241,8 +243,19 @@ class Runtime(StandingBy):
                 at=now,
                 seconds=seconds,
                 loss=shown,
+                worked_s=worked_s,
             )
         self._committed_at = now
+
+    def _worked_s(self, worker: Worker, seconds: float) -> float | None:
+        """How much of the step that took `seconds` was this rank's own work; None if nobody asks."""
+        if worker.config.policy.straggler_slower is None:
+            return None
+        before, self._in_collectives_s = (
+            self._in_collectives_s,
+            worker.endpoint.stats()["in_collectives_us"] / 1e6,
+        )
+        return max(0.0, seconds - (self._in_collectives_s - before)) if seconds > 0 else None
 
     def _at_boundary(self, worker: Worker) -> None:
         worker.prepare_to_leave(lambda: capture(self.state, self.step))

@@ -85,6 +85,8 @@ class Worker:
         self._serving: Outgoing | None = None
         self._layout: Snapshot | None = None
         self._staged: set[int] = set()
+        self._news: list[Message] = []
+        """of moves to epochs that this rank has yet to switch to"""
         self._cancelled: set[int] = set()
         self._lock = threading.Lock()
         self._recovery_epoch = 0
@@ -170,7 +172,17 @@ class Worker:
         )
 
     def _on_peers(self, message: Message) -> None:
-        """A move that did not touch this rank's links has committed: where its ranks are now."""
+        """A move has committed: where its ranks are now. Whoever has yet to switch to its epoch hears it
+        then; who has no rank yet gets a table that has them."""
+        with self._lock:
+            if self._standing_by:
+                return
+            if int(message["epoch"]) > self.epoch:
+                self._news.append(message)
+                return
+        self._take_news(message)
+
+    def _take_news(self, message: Message) -> None:
         self.endpoint.update(epoch=int(message["epoch"]), peers=peers_of(message["changes"]))
 
     def _on_mates(self, message: Message) -> None:
@@ -334,6 +346,10 @@ class Worker:
             outgoing = self.outgoing if past else None
             if past:
                 self.outgoing = None
+            heard = [message for message in self._news if int(message["epoch"]) <= epoch]
+            self._news = [message for message in self._news if int(message["epoch"]) > epoch]
+        for message in heard:
+            self._take_news(message)
         if outgoing is not None:
             outgoing.close()
 

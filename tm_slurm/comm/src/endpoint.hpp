@@ -191,6 +191,10 @@ class Endpoint {
   std::vector<char> scratch_;
   std::string exhausted_;  // why no more descriptors can be had
   TimePoint next_tick_{}, next_keepalive_{}, wake_at_{};
+  // Operations that have been launched and not finished; for how long there was at least one, and since when there is.
+  size_t in_flight_ = 0;
+  Clock::duration in_flight_total_{};
+  TimePoint in_flight_since_{};
   std::thread thread_;
   int owner_pid_ = 0;
 

@@ -332,6 +332,7 @@ std::map<std::string, int64_t> Endpoint::stats() {
     in_flight += group->active.size();
     if (!group->active.empty()) oldest = std::min(oldest, group->active.front()->started);  // in the order of their launch
   }
+  auto in_collectives = in_flight_total_ + (in_flight_ > 0 ? at - in_flight_since_ : at - at);
   std::map<std::string, int64_t> out{
       {"bytes_sent", n(counters.bytes_sent)},         {"bytes_received", n(counters.bytes_received)},
       {"bytes_dropped", n(counters.bytes_dropped)},   {"frames_sent", n(counters.frames_sent)},
@@ -343,6 +344,7 @@ std::map<std::string, int64_t> Endpoint::stats() {
       {"refused_secret", n(counters.bad_handshakes)}, {"epoch", n(epoch_)},
       {"operations_in_flight", n(in_flight)},
       {"oldest_operation_ms", std::chrono::duration_cast<std::chrono::milliseconds>(at - oldest).count()},
+      {"in_collectives_us", std::chrono::duration_cast<std::chrono::microseconds>(in_collectives).count()},
   };
   for (uint32_t i = 1; i < kVerdicts; i++) out[std::string("refused_") + kReasons[i]] = n(counters.refused[i]);
   return out;

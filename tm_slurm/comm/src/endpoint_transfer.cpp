@@ -14,6 +14,7 @@ uint64_t Endpoint::launch(Group& group, Launch launch) {
   operation->started = now();
   operation->deadline = operation->started + launch.timeout;
   operation->place = group.active.insert(group.active.end(), std::move(owned));
+  if (in_flight_++ == 0) in_flight_since_ = operation->started;
   if (launch.collective) operation->sequence = group.sequence;
   if (closing_) {
     fail(*operation, {Fault::kFailed, operation->name + ": the endpoint is closed", -1});
@@ -63,6 +64,7 @@ void Endpoint::finish(Operation& operation) {
   auto& active = operation.group.active;
   finished_.push_back(std::move(*operation.place));
   active.erase(operation.place);
+  if (--in_flight_ == 0) in_flight_total_ += now() - in_flight_since_;
 }
 
 void Endpoint::deliver(Finished& finished) {

@@ -1,0 +1,114 @@
+"""char_gpt without tm_slurm's runtime, agent and coordinator, one rank a Slurm task: DDP on gloo, on "tm",
+and on "tm" with one part of the runtime switched on, in turn. A program of bench_overhead:
+
+    srun python plain_training.py RESULT STEPS ROUNDS VARIANT…
+
+Every variant has a model and an optimizer of its own; all of them run in the same processes, a block of
+STEPS steps each, ROUNDS times around. Rank 0 writes the seconds of every step, by variant and block, to
+RESULT (JSON).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tm_slurm.comm import Endpoint, Peer, register
+from tm_slurm.control.handshake import SECRET_BYTES
+from tm_slurm.examples.char_gpt import build, train_step
+from tm_slurm.examples.char_gpt_options import read_options
+from tm_slurm.runtime.agent_link import AgentLink
+from tm_slurm.runtime.role import role_of
+from tm_slurm.runtime.vote import Ballot, Vote
+from tm_slurm.slurm import expand, reachable_address
+
+PORT = 29555
+
+
+def join_world() -> tuple[int, int]:
+    """torch.distributed over "tm", with a store that gloo can use as well."""
+    rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    first = reachable_address(expand(os.environ["SLURM_STEP_NODELIST"])[0])
+    store = dist.TCPStore(first, PORT, size, rank == 0)
+    host = reachable_address(os.environ["SLURMD_NODENAME"])
+    endpoint = Endpoint(secret=b"b" * SECRET_BYTES, job="plain", host=host, incarnation=rank + 1)
+    store.set(f"peer/{rank}", json.dumps([host, endpoint.port, rank + 1]))
+    peers = {other: Peer(*json.loads(store.get(f"peer/{other}"))) for other in range(size)}
+    endpoint.configure(rank=rank, epoch=0, term=0, peers=peers)
+    register(endpoint)
+    dist.init_process_group("tm", store=store, rank=rank, world_size=size)
+    return rank, size
+
+
+class Variant:
+    """A training of its own."""
+
+    def __init__(self, name: str, state: dict[str, Any], group: Any) -> None:
+        self.name = name
+        model = copy.deepcopy(state["model"].module)
+        wrapped = DistributedDataParallel(model, process_group=group)
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=state["options"].learning_rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        self.state = {**state, "model": wrapped, "optimizer": optimizer, "schedule": schedule}
+        self.vote: Vote | None = None
+        self.link: AgentLink | None = None
+        if name == "tm_vote":
+            self.vote = Vote(Ballot())
+            self.vote.watch(self.state.values())
+        if name == "tm_beats":
+            ours, theirs = socket.socketpair()
+            subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+            theirs.close()
+            self.link = AgentLink(ours)
+            self.link.start({}, every_beat=self.link.beat)
+        self.step = 0
+
+    def one(self, rank: int) -> float:
+        """A step; its seconds."""
+        began = time.perf_counter()
+        if self.vote is not None:
+            self.vote.open()
+        loss = float(train_step(self.state, self.step)["loss"])
+        seconds = time.perf_counter() - began
+        if self.link is not None:
+            about = {"rank": rank, "epoch": 0, "step": self.step, "loss": loss}
+            self.link.committed(**about, at=time.time(), seconds=seconds)
+        self.step += 1
+        return seconds
+
+
+def main() -> None:
+    result, steps, rounds, names = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+    rank, size = join_world()
+    options = read_options({"eval_every": 0})
+    state = build(role_of(rank, size, 0), options=options)
+    gloo = dist.new_group(backend="gloo")
+    group_of: Callable[[str], Any] = lambda name: gloo if name == "gloo" else dist.group.WORLD  # noqa: E731
+    variants = [Variant(name, state, group_of(name)) for name in names]
+    blocks: dict[str, list[list[float]]] = {name: [] for name in names}
+    for number in range(rounds + 1):  # the first is not counted: buckets, allocators, caches
+        for variant in variants if number % 2 else variants[::-1]:
+            dist.barrier()
+            seconds = [variant.one(rank) for _ in range(steps)]
+            if number:
+                blocks[variant.name].append(seconds)
+    if rank == 0:
+        result.write_text(json.dumps(blocks))
+    dist.barrier()
+    os._exit(0)  # threads of links need not be waited for
+
+
+if __name__ == "__main__":
+    main()

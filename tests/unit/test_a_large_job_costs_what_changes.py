@@ -1,0 +1,148 @@
+"""In a job of thousands of nodes an input costs what it is about: nodes and seats are found without looking
+at all of them, a move tells those that it touches, and tables that everybody needs are written once."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decisions_world import World
+
+from tm_slurm.coordinator.actions import Tell
+from tm_slurm.coordinator.journal import Journal, create, replay
+from tm_slurm.coordinator.model import Node, Notice
+from tm_slurm.coordinator.news import KEPT, News
+from tm_slurm.coordinator.peer_tables import PeerTables, as_sent
+from tm_slurm.coordinator.presence import Presence
+from tm_slurm.coordinator.roster import SHARED_FROM, Nodes, PeerTable, Seats
+from tm_slurm.observe.record import LEAST_STEPS, Record
+
+
+def messages_of_a_drain(nodes: int) -> list[Tell]:
+    """What a drain of a linked rank's node leads to, but for what concerns snapshots."""
+    world = World(nodes=nodes, active=nodes - 2)
+    world.start()
+    before = len(world.actions)
+    world.event("drain", f"n{nodes // 2}")
+    assert world.state.moves_done == 1
+    return [action for action in world.actions[before:] if isinstance(action, Tell)]
+
+
+def test_a_move_tells_no_more_nodes_in_a_larger_job() -> None:
+    few, many = messages_of_a_drain(8), messages_of_a_drain(200)
+    assert sorted(tell.message["kind"] for tell in few) == sorted(tell.message["kind"] for tell in many)
+
+
+def test_seats_know_who_is_on_a_node() -> None:
+    """Against looking at all of them, for any history."""
+    chance = random.Random(7)
+    seats = Seats({rank: (f"n{rank // 2}", rank % 2) for rank in range(8)}, own_slots=2)
+    for _ in range(300):
+        rank = chance.randrange(8)
+        if rank in seats and chance.random() < 0.3:
+            seats.take_out(rank)
+        else:
+            seats[rank] = (f"n{chance.randrange(5)}", chance.randrange(4))
+        for node in (f"n{number}" for number in range(5)):
+            assert seats.on(node) == {r: slot for r, (name, slot) in sorted(seats.items()) if name == node}
+        assert set(seats.hosts()) == {name for name, slot in seats.values() if slot >= 2}
+
+
+def test_nodes_know_who_is_special_and_what_has_changed() -> None:
+    nodes = Nodes({name: Node(name, False, "active") for name in ("n1", "n2", "n3")})
+    assert nodes.special() == [] and nodes.touched == {"n1", "n2", "n3"}
+    nodes.touched.clear()
+    nodes["n3"].notice = Notice("id", "drain", "disk", 0.0, "poll", True)
+    nodes["n1"].standing = "standby"
+    nodes["n2"].failures = 1
+    assert [node.name for node in nodes.special()] == ["n1", "n3"] and nodes.touched == {"n1", "n3"}
+    nodes["n3"].standing = "released"
+    nodes["n1"] = Node("n1", False, "active")
+    assert nodes.special() == [] and nodes.ring == ["n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_duties_of_those_concerned_are_the_duties_of_all(seed: int) -> None:
+    """Whatever happens: who was not looked at would have been told what it was told before."""
+    chance = random.Random(seed)
+    world = World(nodes=9, active=5, ranks_per_node=2)
+    world.key_of = lambda rank: f"shard {rank % 3}"
+    for number in range(1, 10):
+        world.give({"kind": "node_joined", "node": f"n{number}"})
+        world.give({"kind": "vault", "node": f"n{number}", "host": f"n{number}", "port": 5})
+        world.spawn(f"n{number}")
+    for _ in range(12):
+        node = f"n{chance.randrange(1, 10)}"
+        what = chance.choice(["drain", "resume", "lost", "dies", "vault"])
+        if what == "vault":
+            world.give({"kind": "vault", "node": node, "host": node, "port": chance.randrange(9)})
+        elif what == "lost":
+            world.give({"kind": "node_lost", "node": node, "reason": "test"})
+        elif what == "dies" and world.state.nodes[node].processes:
+            world.dies(node)
+        else:
+            world.event("drain" if what == "drain" else "resume", node)
+        if world.state.ended:
+            break
+        world.decisions._assign_duties()  # since a notice alone assigns none
+        told = dict(world.state.duties)
+        world.state.duties_from_anew = True
+        world.decisions._assign_duties()
+        assert world.state.duties == told
+
+
+def test_an_agent_hears_all_news_that_came_while_it_was_away() -> None:
+    news = News()
+    for number in range(3):
+        news.add({"number": number})
+    assert news.count == 3 and news.after(3) == []
+    assert news.after(1) == [(2, {"number": 1}), (3, {"number": 2})]
+    for number in range(KEPT):
+        news.add({"number": number})
+    assert [number for number, _ in news.after(0)] == list(range(4, KEPT + 4))
+
+
+def test_a_large_table_of_peers_is_written_once(tmp_path: Path) -> None:
+    base = {str(rank): ["h", rank, rank] for rank in range(SHARED_FROM)}
+    tables = PeerTables(tmp_path, attempt=0, term=3)
+    orders: list[dict[str, Any]] = [
+        {"kind": "assign", "peers": PeerTable(base, {})},
+        {"kind": "join", "peers": PeerTable(base, {"7": ["other", 1, 2]})},
+    ]
+    sent = [json.loads(json.dumps(tables.to_send(order))) for order in orders]
+    assert len(list(tmp_path.iterdir())) == 1 and len(json.dumps(sent)) < 300
+    assert [as_sent(order, tmp_path) for order in sent] == orders
+    small = {"kind": "assign", "peers": PeerTable({"0": ["h", 1, 1]}, {})}
+    assert tables.to_send(small) is small and as_sent(small, tmp_path) is small
+
+
+def test_what_comes_in_one_moment_is_written_together(tmp_path: Path) -> None:
+    assert create(tmp_path, 0, 1)
+    journal = Journal(tmp_path, 0, 1, {})
+    journal.append({"kind": "a"}, {"kind": "b"})
+    journal.append({"kind": "c"})
+    journal.close()
+    assert [given["kind"] for given in replay(tmp_path, 0)] == ["a", "b", "c"]
+
+
+def test_a_new_leader_waits_as_long_as_agents_come() -> None:
+    presence = Presence("n1", reconnect_s=2.0, now=0.0)
+    for number in range(1, 6):
+        presence.expect(f"n{number}", 0.0)
+    for number in range(1, 5):
+        assert not {"n4", "n5"} & set(presence.lost(1.9 * number))
+        presence.came(f"n{number}", 1.9 * number)
+    assert "n5" not in presence.lost(9.5)
+    assert "has not come" in presence.lost(9.7)["n5"]
+
+
+def test_commit_times_of_a_large_job_take_no_more_memory(tmp_path: Path) -> None:
+    record = Record(tmp_path, 100_000)
+    for step in range(3 * LEAST_STEPS):
+        told = [[step, float(step), 1.0, None]]
+        record.beat("n1", {"rank": 0, "epoch": 0, "step": step, "steps": told})
+    assert len(record.commits[0]) == LEAST_STEPS
+    record.close()
