@@ -187,8 +187,10 @@ def in_a_terminal(words: list[str], environment: dict[str, str], until: str) -> 
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     env = {**os.environ, "TERM": "xterm-256color", **environment}
+    # What a shell starts with & ignores it.
+    heeding = ["env", "--default-signal=INT", *words]
     process = subprocess.Popen(
-        words, stdin=follower, stdout=follower, stderr=follower, env=env, close_fds=True
+        heeding, stdin=follower, stdout=follower, stderr=follower, env=env, close_fds=True
     )
     os.close(follower)
     text, deadline, sent = "", time.monotonic() + LIMIT_S, False
