@@ -145,6 +145,12 @@ def test_what_an_administrator_wrote_steers_no_terminal(tmp_path: Path) -> None:
     assert plain("a\nb") == "a b"
 
 
+def test_a_step_that_came_sooner_is_no_negative_downtime() -> None:
+    entry = {"at": 1.0, "what": "downtime", "downtime_s": -0.07, "steady_step_s": 0.2}
+    assert spoken(entry) == "downtime none (a step takes 0.200 s)"
+    assert "0.070 s" in str(spoken({**entry, "downtime_s": 0.07}))
+
+
 def test_entries_of_another_version_end_nothing(tmp_path: Path) -> None:
     assert spoken({"at": 1.0, "what": "moved"}) == "moved" and spoken({"at": 1.0, "what": "new"}) == "new"
 
