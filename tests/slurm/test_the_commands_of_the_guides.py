@@ -62,6 +62,7 @@ def test_each_is_typed_to_a_job(cluster: LocalCluster, tmp_path: Path) -> None:
         r"n\[3-4\]": "n[5-6]",
         r"\bn3\b": node,
     }
+    shell.type("until tm-slurm status | grep -q training; do sleep 1; done")
     for reading in ("tm-slurm status", "tm-slurm status JOB", "tm-slurm status 1"):
         assert f"job {name}  training" in shell.type(reading)
     assert "training starts" in shell.type("tm-slurm events JOB")

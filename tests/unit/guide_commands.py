@@ -25,6 +25,7 @@ PROGRAMS = frozenset(
             "apt-get",
             "df",
             "eval",
+            "export",
             "make",
             "pip",
             "py-spy",
@@ -33,6 +34,7 @@ PROGRAMS = frozenset(
             "python3",
             "sbatch",
             "scancel",
+            "until",
         ),
         *("scontrol", "source", "squeue", "sudo", "systemctl", "tm-slurm", ".venv/bin/python"),
     }
@@ -67,6 +69,7 @@ def of_guide(text: str) -> list[str]:
 
 
 ON_A_CLUSTER = [
+    "until tm-slurm status | grep -q training; do sleep 1; done",
     "tm-slurm submit configs/char_gpt.yaml",
     "tm-slurm status",
     "tm-slurm status JOB",
@@ -228,6 +231,7 @@ NOT_RUN = {
     "apt-get install gcc make libssl-dev libslurm-dev": "the Makefile has run it",
     "py-spy dump --native --pid PID": "of another project, and not installed here",
     "py-spy dump --pid PID": "of another project, and not installed here",
+    "export SLURM_CONF=/var/lib/tm_slurm/local/slurm.conf": "clusters of tests have names of their own",
     "df -h DIRECTORY": "of the system",
     "systemctl status slurmd": "of the system; the local cluster has no systemd",
 }

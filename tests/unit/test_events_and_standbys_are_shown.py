@@ -54,7 +54,7 @@ def test_a_torn_or_strange_line_does_no_harm(job: Job) -> None:
 
 def test_what_there_is_none_of(job: Job) -> None:
     shown = job.run("events", "7")
-    assert shown.exit_code == 0 and shown.output == ""
+    assert shown.exit_code == 0 and shown.stdout == ""
     write(job, *ENTRIES)
     asked = job.run("events", "7", "--kind=mved")
     assert asked.exit_code == 2 and "it has event_drain, moved, prepare" in asked.stderr

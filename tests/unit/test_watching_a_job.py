@@ -145,6 +145,12 @@ def test_what_an_administrator_wrote_steers_no_terminal(tmp_path: Path) -> None:
     assert plain("a\nb") == "a b"
 
 
+def test_a_step_that_came_sooner_is_no_negative_downtime() -> None:
+    entry = {"at": 1.0, "what": "downtime", "downtime_s": -0.07, "steady_step_s": 0.2}
+    assert spoken(entry) == "downtime none (a step takes 0.200 s)"
+    assert "0.070 s" in str(spoken({**entry, "downtime_s": 0.07}))
+
+
 def test_entries_of_another_version_end_nothing(tmp_path: Path) -> None:
     assert spoken({"at": 1.0, "what": "moved"}) == "moved" and spoken({"at": 1.0, "what": "new"}) == "new"
 
@@ -187,8 +193,10 @@ def in_a_terminal(words: list[str], environment: dict[str, str], until: str) -> 
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     env = {**os.environ, "TERM": "xterm-256color", **environment}
+    # What a shell starts with & ignores it.
+    heeding = ["env", "--default-signal=INT", *words]
     process = subprocess.Popen(
-        words, stdin=follower, stdout=follower, stderr=follower, env=env, close_fds=True
+        heeding, stdin=follower, stdout=follower, stderr=follower, env=env, close_fds=True
     )
     os.close(follower)
     text, deadline, sent = "", time.monotonic() + LIMIT_S, False

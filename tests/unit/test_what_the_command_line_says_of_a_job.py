@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -16,6 +17,13 @@ from tm_slurm.cli.migrate import _must_wait
     ("files", "slurm", "first_line", "migration"),
     [
         ({}, "PENDING Resources", "job 7  pending: Resources", "is pending (Resources)"),
+        (
+            {},
+            "PENDING Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_partitions",
+            "job 7  pending: Nodes required for job are DOWN, DRAINED or reserved for jobs in higher"
+            " partitions: sinfo -R says which",
+            "is pending (Nodes required for job are DOWN, DRAINED or",
+        ),
         (
             {},
             "CANCELLED None",
@@ -69,6 +77,22 @@ def test_how_a_job_stands(
     asked = job.run("migrate", "7", "--node", "n1")
     assert asked.exit_code == (1 if migration == "no coordinator" else 2)
     assert migration in asked.stderr and asked.stderr.count("\n") == 1
+
+
+def test_watch_and_events_say_why_nothing_happens(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tm_slurm.cli.watch.SILENT_S", 0.0)
+    monkeypatch.setattr("tm_slurm.cli.watch.LOOK_S", 0.01)
+    asked = job.dir.parent / "asked"
+    job.slurm(
+        f"if [ -e {asked} ]; then echo '{RECORD.format('CANCELLED', 'None')}'; else touch {asked}; "
+        f"echo '{RECORD.format('PENDING', 'Resources')}'; fi"
+    )
+    shown = job.run("watch", "7")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  pending: Resources\n", shown.stdout), shown.stdout
+    assert "job 7 ended before it started" in shown.stderr
+    shown = job.run("events", "7")
+    assert shown.exit_code == 0 and not shown.stdout
+    assert shown.stderr == "nothing has happened yet: tm-slurm status 7 says how it stands\n"
 
 
 def test_nobody_is_asked_while_the_status_is_fresh_or_the_job_is_known_to_have_ended(job: Job) -> None:

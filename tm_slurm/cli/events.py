@@ -47,6 +47,8 @@ def events(
     chosen = [entry for entry in known if not kinds or entry.get("what") in kinds]
     line = json.dumps if as_json else _long if is_long else _asked_for(kinds)
     chosen = [entry for entry in chosen if line(entry) is not None]
+    if not known and not follow:
+        click.echo(f"nothing has happened yet: tm-slurm status {job} says how it stands", err=True)
     _print(chosen[-last:] if last is not None else chosen, line)
     if follow:
         _print(_coming(lines, JobFiles(job_dir), known, kinds), line)

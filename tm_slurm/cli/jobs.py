@@ -34,7 +34,7 @@ def find_job_dir(job: str) -> Path:
         word = ask_slurm(int(job))
         if word is not None and word.is_pending:
             raise NotFound(
-                f"job {job} is pending ({word.reason or 'no reason given'}): if it is one of tm_slurm, "
+                f"job {job} is pending ({word.why_pending}): if it is one of tm_slurm, "
                 "it has no directory yet"
             )
     raise NotFound(

@@ -76,7 +76,7 @@ def explained(failure: Failed, job: str, job_dir: Path) -> Failed | UserMistake:
     if word is None:
         return failure
     if word.is_pending:
-        return UserMistake(f"job {job} is pending ({word.reason or 'no reason given'}): no ranks to move yet")
+        return UserMistake(f"job {job} is pending ({word.why_pending}): no ranks to move yet")
     if word.is_over:
         return UserMistake(f"job {job} has ended: {word}")
     return failure

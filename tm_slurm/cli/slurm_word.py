@@ -23,6 +23,14 @@ class SlurmWord:
     def is_pending(self) -> bool:
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
+    @property
+    def why_pending(self) -> str:
+        """For people: Slurm's reason in words, and how to see more."""
+        if not self.reason:
+            return "Slurm has given no reason yet"
+        words = self.reason.replace(",_", ", ").replace("_", " ")
+        return f"{words}: sinfo -R says which" if "DRAINED" in words else words
+
     def __str__(self) -> str:
         if self.state is None:
             return "Slurm no longer knows it"

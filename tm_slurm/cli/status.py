@@ -66,7 +66,7 @@ def _phase(
         return known, known
     word = slurm_word(job_id, job_dir)
     if word is not None and word.is_pending:
-        return "pending", f"pending: {word.reason or 'Slurm gives no reason'}"
+        return "pending", f"pending: {word.why_pending}"
     if verdict is not None:
         return "ended", ending
     if known is None:
@@ -154,7 +154,9 @@ def _tail(now: dict[str, Any]) -> list[str]:
         lines.append(f"moving {pairs}: {now['move']['phase']}, epoch {now['move']['epoch']}")
     last = now["last_interruption"]
     if last is not None:
+        from tm_slurm.observe.spoken import of_downtime
+
         pairs = ", ".join(f"{p['leaver']} → {p['joiner']}" for p in last["pairs"])
-        cost = f"{last['downtime_s']:.3f} s downtime" if "downtime_s" in last else "downtime not known yet"
-        lines.append(f"last interruption: {pairs} at step {last['step']}, {cost}")
+        known = of_downtime(last["downtime_s"]) if "downtime_s" in last else "not known yet"
+        lines.append(f"last interruption: {pairs} at step {last['step']}, downtime {known}")
     return lines

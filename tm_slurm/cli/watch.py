@@ -71,6 +71,8 @@ class _Ending:
         self._live = live
         self._heard_at = self._asked_at = time.monotonic()
         self._word = 0.0
+        self.waits_for = ""
+        """why the job is in the queue, if it is, as far as Slurm has been asked"""
 
     @property
     def name(self) -> str:
@@ -83,11 +85,12 @@ class _Ending:
             return True
         now, said = time.monotonic(), float((self._live.status or {}).get("at", 0.0))
         if said != self._word:
-            self._word, self._heard_at = said, now
+            self._word, self._heard_at, self.waits_for = said, now, ""
         if now - max(self._heard_at, self._asked_at) > SILENT_S:
             self._asked_at = now
             job_dir, status = self._live.files.job_dir, self._live.status
             word = slurm_word(id_of(self._job, job_dir, status), job_dir)
+            self.waits_for = word.why_pending if word is not None and word.is_pending else ""
             if word is not None and word.is_over and self._live.files.verdict() is None:
                 if status is None:
                     raise NotFound(f"job {self._job} ended before it started: {word}")
@@ -103,8 +106,8 @@ def _on_screen(console: Console, live: LiveJob, end: _Ending) -> None:
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as shown:
         while True:
             live.refresh()
-            size = console.size
-            view = screen(live, end.name, width=size.width, height=size.height, now=time.time())
+            room, now = console.size, time.time()
+            view = screen(live, end.name, width=room.width, height=room.height, now=now, queued=end.waits_for)
             shown.update(view, refresh=True)
             if end.has_come():
                 return
@@ -112,7 +115,7 @@ def _on_screen(console: Console, live: LiveJob, end: _Ending) -> None:
 
 
 def _in_lines(live: LiveJob, end: _Ending, *, as_json: bool) -> None:
-    told_at = float("-inf")
+    told_at, queued = float("-inf"), ""
     while True:
         entries = live.refresh()
         if as_json:
@@ -122,6 +125,10 @@ def _in_lines(live: LiveJob, end: _Ending, *, as_json: bool) -> None:
             told_at = _say(entries, told_at)
         if end.has_come():
             return
+        if end.waits_for != queued:
+            queued = end.waits_for
+            if queued and not as_json:
+                click.echo(f"{time.strftime('%H:%M:%S')}  pending: {queued}")
         time.sleep(LOOK_S)
 
 

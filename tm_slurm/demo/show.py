@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tm_slurm.observe.spoken import of_downtime
+
 STEP_EVERY = 10
 
 SPOKEN = {
@@ -18,7 +20,7 @@ SPOKEN = {
     "prepared": "  prepared in {seconds:.2f} s",
     "switching": "  switch at step {step}",
     "moved": "  [green]moved[/green] {pairs}",
-    "downtime": "  downtime {downtime_s:.3f} s (a step takes {steady_step_s:.3f} s)",
+    "downtime": "  downtime {downtime} (a step takes {steady_step_s:.3f} s)",
     "released": "  {node} given back to Slurm",
     "drained": "  [green]{node} is {state}[/green] {after_notice_s:.1f} s after the drain was seen",
     "waiting": "[yellow]{node} should be left, but no standby is free[/yellow]",
@@ -52,6 +54,8 @@ class Show:
 
 def _spoken(entry: dict[str, Any]) -> dict[str, Any]:
     words: dict[str, Any] = {}
+    if "downtime_s" in entry:
+        words["downtime"] = of_downtime(entry["downtime_s"])
     if "pairs" in entry:
         words["pairs"] = ", ".join(f"{p['leaver']} → {p['joiner']}" for p in entry["pairs"])
     if "nodes" in entry:
@@ -61,14 +65,16 @@ def _spoken(entry: dict[str, Any]) -> dict[str, Any]:
 
 def closing_table(result: dict[str, Any]) -> Table:
     """The outcome for people; `result` is what demo.json holds."""
-    table = Table(title="two drains under a running job", title_justify="left")
+    table = Table(
+        title="two drains under a running job (floor: sending the state alone)", title_justify="left"
+    )
     for column in ("node", "moved to", "downtime", "floor", "prepared in", "drain → DRAINED", "node is"):
         table.add_column(column)
     for move in result["moves"]:
         table.add_row(
             move["node"],
             move["joiner"],
-            f"{move['downtime_s']:.3f} s",
+            of_downtime(move["downtime_s"]),
             f"{move['floor_s']:.3f} s",
             f"{move['prepare_s']:.2f} s",
             f"{move['drain_to_released_s']:.2f} s",

@@ -12,6 +12,7 @@ from tm_slurm.observe import charts
 from tm_slurm.observe.costs import BASELINES, Costs, Interruption, costs_of
 from tm_slurm.observe.follow import JobFiles
 from tm_slurm.observe.roles import stretches
+from tm_slurm.observe.spoken import of_downtime
 
 Entry = dict[str, Any]
 
@@ -133,10 +134,14 @@ def _tiles(costs: Costs, steps: list[Entry]) -> list[tuple[str, str]]:
         (NOTHING if costs.ettr is None else f"{100 * costs.ettr:.2f} %", "ETTR: useful time of all time"),
         (str(len(happened)), f"{_interruptions(len(happened))} survived"),
         (spoken(costs.lost_s), "downtime of all of them"),
-        (f"{costs.hours(costs.saved_s):.3g} h", f"{costs.unit}-hours saved against restarts{guess}"),
+        (f"{_hours(costs.hours(costs.saved_s))} h", f"{costs.unit}-hours saved against restarts{guess}"),
         (f"{int(steps[-1]['step']) + 1}", pace),
         (f"{losses[0]:.3g} → {losses[-1]:.3g}" if losses else NOTHING, "loss, first and last"),
     ]
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.3g}" if abs(hours) >= 0.001 or hours == 0 else "under 0.001"
 
 
 def _interruptions(number: int) -> str:
@@ -149,13 +154,13 @@ def comparison(costs: Costs) -> list[str]:
     hours, unit = costs.hours, f"{costs.unit}-hours"
     restart = costs.restart
     lines = [
-        f"This run lost {spoken(costs.lost_s)} ({hours(costs.lost_s):.3g} {unit}) to {moved} "
+        f"This run lost {spoken(costs.lost_s)} ({_hours(hours(costs.lost_s))} {unit}) to {moved} "
         f"{_interruptions(moved)}. A restart for each would have lost {spoken(costs.restarts_s)} "
-        f"({hours(costs.restarts_s):.3g} {unit}), and the steps since the last checkpoint beside that.",
+        f"({_hours(hours(costs.restarts_s))} {unit}), and the steps since its last checkpoint.",
         restart.source[0].upper() + restart.source[1:] + ".",
     ]
     if costs.standby_processors:
-        lines.append(f"Holding the standbys took {costs.standby_hours:.3g} {unit}.")
+        lines.append(f"Holding the standbys took {_hours(costs.standby_hours)} {unit}.")
     if costs.queued_s > 0:
         lines.append(
             f"In between the job waited in the queue for {spoken(costs.queued_s)}, which counts as lost."
@@ -174,7 +179,7 @@ def _row(one: Interruption) -> dict[str, str]:
         "step": NOTHING if one.step is None else str(one.step),
         "outcome": one.outcome,
         "prepared": NOTHING if one.prepare_s is None else f"{one.prepare_s:.2f} s",
-        "downtime": NOTHING if one.downtime_s is None else f"{one.downtime_s:.3f} s",
+        "downtime": NOTHING if one.downtime_s is None else of_downtime(one.downtime_s),
     }
 
 

@@ -33,9 +33,12 @@ STYLES = {
 INTEREST = ("leaving", "kept", "lost", "standby", "expected", "active", "released")
 
 
-def screen(job: LiveJob, name: str, *, width: int, height: int, now: float) -> RenderableType:
-    """Everything there is to see, in `width` columns and `height` lines. `now`: Unix seconds."""
-    parts: list[RenderableType] = [_title(job, name, now), _figures(job)]
+def screen(
+    job: LiveJob, name: str, *, width: int, height: int, now: float, queued: str = ""
+) -> RenderableType:
+    """Everything there is to see, in `width` columns and `height` lines. `now`: Unix seconds; `queued`: why
+    Slurm has not started it, if it has not."""
+    parts: list[RenderableType] = [_title(job, name, now, queued), _figures(job)]
     if job.losses:
         parts.append(_sparkline(job, width))
     status = job.status
@@ -56,11 +59,13 @@ def screen(job: LiveJob, name: str, *, width: int, height: int, now: float) -> R
     return Group(*parts)
 
 
-def _title(job: LiveJob, name: str, now: float) -> Text:
+def _title(job: LiveJob, name: str, now: float, queued: str) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis").append(f"job {name}  ", "bold")
     if job.verdict is not None:
         style = "green" if job.verdict["state"] == "completed" else "red"
         return text.append(plain(f"{job.verdict['state']}: {job.verdict['reason']}"), style)
+    if queued:
+        return text.append(plain(f"pending: {queued}"), "yellow")
     if job.status is None:
         return text.append("waiting for the coordinator", "yellow")
     status = job.status

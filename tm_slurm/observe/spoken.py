@@ -24,7 +24,7 @@ WORDS = {
     "recover": "all stop, lost ranks: {lost}",
     "resolve": "going on at step {step} from {source}",
     "recovered": "recovered at step {step}: {pairs}",
-    "downtime": "downtime {downtime_s:.3f} s (a step takes {steady_step_s:.3f} s)",
+    "downtime": "downtime {downtime} (a step takes {steady_step_s:.3f} s)",
     "released": "{node} given back to Slurm",
     "drained": "{node} is {state}, {after_notice_s:.1f} s after the notice",
     "release_refused": "Slurm does not take {node} back: {why}",
@@ -91,6 +91,11 @@ def line_of(entry: Entry) -> str | None:
     return None if text is None else f"{time.strftime('%H:%M:%S', time.localtime(entry['at']))}  {text}"
 
 
+def of_downtime(seconds: float) -> str:
+    """None also where the next step came sooner than a steady one would have."""
+    return f"{seconds:.3f} s" if seconds > 0 else "none"
+
+
 def plain(text: str) -> str:
     """Control characters (a drain's reason may hold any) are shown as ?."""
     return "".join(c if c.isprintable() else " " if c in "\n\t" else "?" for c in text)
@@ -98,6 +103,8 @@ def plain(text: str) -> str:
 
 def _lists(entry: Entry) -> Entry:
     words: Entry = {}
+    if "downtime_s" in entry:
+        words["downtime"] = of_downtime(entry["downtime_s"])
     if "pairs" in entry:
         words["pairs"] = ", ".join(f"{p['leaver']} → {p['joiner']}" for p in entry["pairs"]) or "nobody"
     for key in ("nodes", "ranks", "lost"):
