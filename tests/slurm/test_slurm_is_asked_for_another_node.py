@@ -92,17 +92,24 @@ def refilled(job: TrainingJob, count: int) -> str:
     return node
 
 
-def test_a_new_leader_does_not_ask_again_for_what_is_in_the_queue(wide: LocalCluster, tmp_path: Path) -> None:
+def that_waits_for_a_node(cluster: LocalCluster, folder: Path, **size: Any) -> TrainingJob:
+    """A job on two nodes that has left one for its standby, and whose standby job is in the queue."""
+    gates = [*gates_of_a_move(20), 40]
     job = TrainingJob.submit(
-        wide, tmp_path, nodes=2, standbys=1, gates=[*gates_of_a_move(20), 40], policy={"refill": True}
+        cluster, folder, nodes=2, standbys=1, **size, gates=gates, policy={"refill": True}
     )
     job.warm(1)
-    leave_nothing_free(wide)
+    leave_nothing_free(cluster)
     node = job.active_nodes()[0]
-    wide.drain(node)
+    cluster.drain(node)
     job.note("event_drain", node=node)
     job.pass_gates(20)
     job.note("standby_job")
+    return job
+
+
+def test_a_new_leader_does_not_ask_again_for_what_is_in_the_queue(wide: LocalCluster, tmp_path: Path) -> None:
+    job = that_waits_for_a_node(wide, tmp_path)
     assert len(standby_jobs(wide, job)) == 1 and "PENDING" in standby_jobs(wide, job)[0]
     leader = job.agent_pid(str(job.files.notes("leads")[0]["node"]))
     os.kill(leader, signal.SIGSTOP)
@@ -197,17 +204,7 @@ def test_a_job_that_is_killed_before_any_node_has_come_leaves_nothing_in_the_que
     wide: LocalCluster, tmp_path: Path, launch: str
 ) -> None:
     """Nobody at all is left to cancel what waits: Slurm itself starts the sweeper then."""
-    size = {"nodes": 2, "standbys": 1, "launch": launch}
-    job = TrainingJob.submit(
-        wide, tmp_path, **size, gates=[*gates_of_a_move(20), 40], policy={"refill": True}
-    )
-    job.warm(1)
-    leave_nothing_free(wide)
-    node = job.active_nodes()[0]
-    wide.drain(node)
-    job.note("event_drain", node=node)
-    job.pass_gates(20)
-    job.note("standby_job")
+    job = that_waits_for_a_node(wide, tmp_path, launch=launch)
     until("a sweeper waits", lambda: any("tm-sweeper-" in line for line in queue(wide)), 30.0)
     assert ["PENDING" in line for line in standby_jobs(wide, job)] == [True]
     if launch == "allocation":  # and the controller is lost as well

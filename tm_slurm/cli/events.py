@@ -44,34 +44,35 @@ def events(
     if missing and not follow:
         has = ", ".join(sorted(seen)) or "no events"
         raise UserMistake(f"--kind {missing[0]}: there is none in job {job}; it has {has}")
-    chosen = [entry for entry in known if not kinds or entry.get("what") in kinds]
     line = json.dumps if as_json else _long if is_long else _asked_for(kinds)
-    chosen = [entry for entry in chosen if line(entry) is not None]
+    told = list(_lines(known, kinds, line))
     if not known and not follow:
         click.echo(f"nothing has happened yet: tm-slurm status {job} says how it stands", err=True)
-    _print(chosen[-last:] if last is not None else chosen, line)
+    for text in told[-last:] if last is not None else told:
+        click.echo(text)
     if follow:
-        _print(_coming(lines, JobFiles(job_dir), known, kinds), line)
+        for text in _lines(_coming(lines, JobFiles(job_dir), known), kinds, line):
+            click.echo(text)
 
 
-def _coming(
-    lines: Any, files: Any, known: list[dict[str, Any]], kinds: tuple[str, ...]
-) -> Iterator[dict[str, Any]]:
+def _coming(lines: Any, files: Any, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What is written from now on, until the job has ended."""
     ended = any(entry.get("what") == "ended" for entry in known[-1:]) or files.verdict() is not None
     while not ended:
         time.sleep(LOOK_S)
         ended = files.verdict() is not None  # looked at first: what was written before it is shown
-        for entry in lines.new():
-            if not kinds or entry.get("what") in kinds:
-                yield entry
+        yield from lines.new()
 
 
-def _print(entries: Iterable[dict[str, Any]], line: Callable[[dict[str, Any]], str | None]) -> None:
+def _lines(
+    entries: Iterable[dict[str, Any]], kinds: tuple[str, ...], line: Callable[[dict[str, Any]], str | None]
+) -> Iterator[str]:
+    """Those of the kinds that were asked for, or of all, as far as there is something to say of them."""
     for entry in entries:
-        text = line(entry)
-        if text is not None:
-            click.echo(text)
+        if not kinds or entry.get("what") in kinds:
+            text = line(entry)
+            if text is not None:
+                yield text
 
 
 def _asked_for(kinds: tuple[str, ...]) -> Callable[[dict[str, Any]], str | None]:

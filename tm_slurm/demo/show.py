@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tm_slurm.observe.spoken import of_downtime
+from tm_slurm.observe.spoken import in_words, of_downtime
 
 STEP_EVERY = 10
 
@@ -46,21 +46,10 @@ class Show:
             return
         text = SPOKEN.get(entry["what"])
         if text is not None:
-            self.line(text.format(**{**entry, **_spoken(entry)}))
+            self.line(text.format(**{**entry, **in_words(entry)}))
 
     def line(self, text: str) -> None:
         self._console.print(f"[dim]{self._label}[/dim] {text}", highlight=False)
-
-
-def _spoken(entry: dict[str, Any]) -> dict[str, Any]:
-    words: dict[str, Any] = {}
-    if "downtime_s" in entry:
-        words["downtime"] = of_downtime(entry["downtime_s"])
-    if "pairs" in entry:
-        words["pairs"] = ", ".join(f"{p['leaver']} → {p['joiner']}" for p in entry["pairs"])
-    if "nodes" in entry:
-        words["nodes"] = " ".join(entry["nodes"])
-    return words
 
 
 def closing_table(result: dict[str, Any]) -> Table:

@@ -80,7 +80,7 @@ def spoken(entry: Entry) -> str | None:
         return plain(f"{place}: {kind}{why} (from {entry.get('source', 'unknown')})")
     words = WORDS.get(what)
     try:
-        return plain(words.format(**{**entry, **_lists(entry)})) if words is not None else plain(what)
+        return plain(words.format(**{**entry, **in_words(entry)})) if words is not None else plain(what)
     except (KeyError, TypeError, ValueError):  # told by another version
         return plain(what)
 
@@ -101,7 +101,8 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c in "\n\t" else "?" for c in text)
 
 
-def _lists(entry: Entry) -> Entry:
+def in_words(entry: Entry) -> Entry:
+    """What of an entry's fields is not said as it stands."""
     words: Entry = {}
     if "downtime_s" in entry:
         words["downtime"] = of_downtime(entry["downtime_s"])

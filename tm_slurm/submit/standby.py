@@ -112,10 +112,16 @@ def submit(job_dir: Path, standby: Standby, *, called: str, exclude: str, minute
     """Submit a standby job for the training job of `job_dir`; return its id. FailedSubmissionError,
     FailedJobError or OSError when there is none now."""
     config = standby_config(load(job_dir / "config.yaml"), called=called, exclude=exclude, minutes=minutes)
+    return submit_beside(
+        job_dir, lambda: StandbyExecutor(config, job_dir), StandbyTask(str(job_dir), standby)
+    )
+
+
+def submit_beside(job_dir: Path, executor: Callable[[], AgentExecutor], task: Callable[[], int]) -> int:
+    """Submit a job that belongs to the training job of `job_dir`; return its id. Errors as of `submit`."""
     (job_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)
     with contextlib.redirect_stderr(io.StringIO()):  # submitit prints sbatch's words before it raises them
-        job = StandbyExecutor(config, job_dir).submit(StandbyTask(str(job_dir), standby))
-    return int(job.job_id)
+        return int(executor().submit(task).job_id)
 
 
 def main(arguments: list[str]) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import sys
 import time
 from dataclasses import replace
@@ -20,7 +19,7 @@ from typing import Any
 from tm_slurm.config import Config, load
 from tm_slurm.coordinator.training import Training, has_ended
 from tm_slurm.slurm import SlurmRefused, SlurmUnavailable, connect
-from tm_slurm.submit.standby import FOLDER, print_id
+from tm_slurm.submit.standby import FOLDER, print_id, submit_beside
 from tm_slurm.submit.submission import AgentExecutor, further_options, node_parameters
 
 FOR_THE_QUEUE = frozenset({"nice", "wckey"})
@@ -105,10 +104,8 @@ def submit(job_dir: Path, of: int, attempt: int, called: str) -> int:
     """
     config = load(job_dir / "config.yaml")
     config = replace(config, job=replace(config.job, name=f"{called}{config.job.name}"))
-    (job_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)
-    with contextlib.redirect_stderr(io.StringIO()):  # submitit prints sbatch's words before it raises them
-        job = SweeperExecutor(config, job_dir, of).submit(SweeperTask(str(job_dir), of, attempt))
-    return int(job.job_id)
+    task = SweeperTask(str(job_dir), of, attempt)
+    return submit_beside(job_dir, lambda: SweeperExecutor(config, job_dir, of), task)
 
 
 def main(arguments: list[str]) -> int:

@@ -38,6 +38,11 @@ class Rival(ABC):
     def start(self) -> None:
         """Start training, and whatever waits in reserve."""
 
+    @property
+    def reserve(self) -> str:
+        """The one more node."""
+        return self.site.nodes[RANKS]
+
     def is_ready(self) -> bool:
         """Whether what waits in reserve has nothing left to do."""
         return True
@@ -57,3 +62,10 @@ class Rival(ABC):
     def why_not(self) -> str | None:
         """Why training will never go on; None as long as it may."""
         return self.site.why_not()
+
+
+class WithStandby(Rival):
+    """One whose standby says in a file that it is ready (`Files.make_standby`)."""
+
+    def is_ready(self) -> bool:
+        return self.site.files.is_ready(self.reserve)

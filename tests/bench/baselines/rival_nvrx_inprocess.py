@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from baselines.rival import RANKS, Rival
+from baselines.rival import RANKS, WithStandby
 
 SETTINGS = "BASELINES_NVRX"
 """Environment variable: what a process has to know, as JSON."""
@@ -28,7 +28,7 @@ WRAPPER = {
 GLOO_TIMEOUT_S = 1.0
 
 
-class NvrxInprocess(Rival):
+class NvrxInprocess(WithStandby):
     name = "nvrx_inprocess"
     what = "nvidia-resiliency-ext's in-process restart, one warm process in reserve, a checkpoint each step"
     tuning: ClassVar = {
@@ -51,9 +51,6 @@ class NvrxInprocess(Rival):
             place = {"RANK": str(rank), "WORLD_SIZE": str(RANKS + 1), "LOCAL_RANK": "0"}
             address = {"MASTER_ADDR": master, "MASTER_PORT": str(PORT)}
             self.site.launch(node, "-m", "baselines.nvrx_rank", **place, **address, **{SETTINGS: told})
-
-    def is_ready(self) -> bool:
-        return self.site.files.is_ready(self.site.nodes[RANKS])
 
     def leave(self, node: str, rank: int) -> None:
         self.site.files.order_to_leave(node)

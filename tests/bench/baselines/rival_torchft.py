@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from baselines.rival import PLANNED, RANKS, Rival
+from baselines.rival import PLANNED, RANKS, WithStandby
 
 SETTINGS = "BASELINES_TORCHFT"
 """Environment variable: what a replica has to know, as JSON."""
@@ -15,7 +15,7 @@ LIGHTHOUSE = {"join_timeout_ms": 500, "quorum_tick_ms": 10, "heartbeat_timeout_m
 MANAGER = {"quorum_timeout_s": 30, "heartbeat_ms": 50, "min_replica_size": RANKS - 1}
 
 
-class Torchft(Rival):
+class Torchft(WithStandby):
     """One replica a node. `least`: replicas without which the lighthouse gives no quorum. `timeout_s`: of
     collectives, connections and what else waits; a third replica notices a loss by nothing else."""
 
@@ -40,15 +40,8 @@ class Torchft(Rival):
         told = json.dumps({**MANAGER, "timeout_s": self.timeout_s, "lighthouse": lighthouse})
         for rank, node in enumerate(self.site.nodes[:RANKS]):
             self.site.launch(node, "-m", "baselines.torchft_replica", str(rank), **{SETTINGS: told})
-        self.site.files.make_standby(self._reserve)
-        self.site.launch(self._reserve, "-m", "baselines.torchft_replica", **{SETTINGS: told})
-
-    @property
-    def _reserve(self) -> str:
-        return self.site.nodes[RANKS]
-
-    def is_ready(self) -> bool:
-        return self.site.files.is_ready(self._reserve)
+        self.site.files.make_standby(self.reserve)
+        self.site.launch(self.reserve, "-m", "baselines.torchft_replica", **{SETTINGS: told})
 
     def leave(self, node: str, rank: int) -> None:
         self.site.files.order_to_leave(node)
@@ -57,7 +50,7 @@ class Torchft(Rival):
     def lost(self, fault: str, node: str, rank: int) -> None:
         """The standby takes the place where all are needed; else those that are left go on without."""
         if self.least == RANKS:
-            self.site.files.give_turn(self._reserve, rank)
+            self.site.files.give_turn(self.reserve, rank)
 
 
 class TorchftAll(Torchft):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from baselines.ddp_rank import EVERY
-from baselines.rival import DEATH, RANKS, Rival
+from baselines.rival import DEATH, RANKS, WithStandby
 
 PORT = 29400
 RENDEZVOUS = {
@@ -20,7 +20,7 @@ ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """With the store shared, restarted workers find the addresses of those before."""
 
 
-class Torchrun(Rival):
+class Torchrun(WithStandby):
     """`every`: steps between two checkpoints."""
 
     module = "torch.distributed.run"
@@ -50,25 +50,18 @@ class Torchrun(Rival):
         environment = {**ENVIRONMENT, EVERY: str(self.every)}
         for node in self.site.nodes[:RANKS]:
             self.site.launch(node, "-m", self.module, *self.arguments(node), **environment)
-        self.site.files.make_standby(self._reserve)
-        words = ["-m", "baselines.standby_launcher", self.module, *self.arguments(self._reserve)]
-        self.site.launch(self._reserve, *words, **environment)
-
-    @property
-    def _reserve(self) -> str:
-        return self.site.nodes[RANKS]
-
-    def is_ready(self) -> bool:
-        return self.site.files.is_ready(self._reserve)
+        self.site.files.make_standby(self.reserve)
+        words = ["-m", "baselines.standby_launcher", self.module, *self.arguments(self.reserve)]
+        self.site.launch(self.reserve, *words, **environment)
 
     def leave(self, node: str, rank: int) -> None:
         self.site.files.order_to_leave(node)
-        self.site.files.give_turn(self._reserve)
+        self.site.files.give_turn(self.reserve)
 
     def lost(self, fault: str, node: str, rank: int) -> None:
         """A dead worker is started again where it was."""
         if fault != DEATH:
-            self.site.files.give_turn(self._reserve)
+            self.site.files.give_turn(self.reserve)
 
 
 ARRANGED = {
