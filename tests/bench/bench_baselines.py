@@ -69,6 +69,7 @@ def save(parts: dict[str, Any]) -> dict[str, Any]:
         "name": "baselines",
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
         "versions": {"torch": importlib.metadata.version("torch"), "python": platform.python_version()},
+        "bars": summary.BARS,
         "figures": summary.figures(ordered),
         "rivals": ordered,
     }
@@ -110,6 +111,10 @@ def main() -> None:
     result = save(parts)
     print("\n" + summary.table(result["rivals"]) + "\n")
     print(json.dumps(result["figures"], indent=1))
+    for name, bar in summary.BARS.items():
+        found = result["figures"][name]
+        if found is not None:
+            print(f"{name:>40} {found:8.2f}  at least {bar:g}{'  MISSED' if found < bar else ''}")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ def main() -> None:
             "load": os.getloadavg()[0],
         },
         "versions": {"python": platform.python_version()},
+        "bars": {f"{name}_cpu_s": limit_s for name, (_, limit_s) in COMMANDS.items() if limit_s is not None},
         "figures": figures,
         "parts": parts,
     }

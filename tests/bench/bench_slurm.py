@@ -39,6 +39,14 @@ TASKS = 50
 PAIRS = 25
 FLOOD_PER_S, FLOOD_S = 1000, 10.0
 AWAIT_S = 20.0
+BARS = {
+    "drain_known_s": 1.2,
+    "drain_released_s": 6.0,
+    "spank_event_ms_median": 50.0,
+    "frozen_coordinator_delay_ms": 250.0,
+    "flood_facts_lost": 0.0,
+}
+"""At most."""
 
 
 def event_times_ms(cluster: LocalCluster, job_id: int, coordinator: Receiver) -> list[float]:
@@ -125,13 +133,16 @@ def main() -> None:
         "name": "slurm",
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
         "versions": {"slurm": slurm_release(), "python": platform.python_version()},
+        "bars": BARS,
         "figures": figures,
         "parts": {"event_ms": times_ms, "drains": asdict(drains), "suite": about},
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     for figure, value in figures.items():
-        print(f"{figure:>32} {value if isinstance(value, list) else format(value, '.3f')}")
+        bar = BARS.get(figure)
+        judged = "" if bar is None else f"  bar {bar:g}{'  OVER' if value > bar else ''}"
+        print(f"{figure:>32} {value if isinstance(value, list) else format(value, '.3f')}{judged}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,16 @@ RESTARTS = ("torchrun", "torchrun_10", "requeue", "ft_launcher")
 BREAKDOWN = ("migration_naive", "migration_delta_groups", OURS)
 """Naive, + delta groups, + sandbox (all of it)."""
 
+BARS = {
+    "planned_over_ours_best_restart": 30.0,
+    "planned_over_ours_naive": 3.0,
+    "unplanned_over_ours_best_restart": 10.0,
+    "unplanned_over_ours_nvrx_inprocess": 4.0,
+    "unplanned_over_ours_torchft_all": 4.0,
+    "unplanned_over_ours_torchft_less": 1.0,
+}
+"""At least."""
+
 Parts = Mapping[str, Mapping[str, Any]]
 """rival → {"faults": {fault: {"rows": […]} or {"cannot": why}}}"""
 
