@@ -92,6 +92,8 @@ bench-baselines: setup $(VENV)/.bench ## Beside what people would use instead (R
 	$(BIN)/python tests/bench/bench_baselines.py $(addprefix --only ,$(RIVALS)) $(addprefix --fault ,$(FAULTS)) \
 	  --repeat $(or $(REPEAT),5)
 
+bench-profile: $(VENV)/.bench
+
 bench-%: setup
 	$(BIN)/python tests/bench/bench_$*.py
 
