@@ -13,7 +13,7 @@ CONTRACT := tests/slurm/test_slurm_answers_of_real_daemons.py
 
 NATIVE := setup.py $(wildcard tm_slurm/comm/src/*)
 
-.PHONY: help setup apt frameworks demo test test-unit test-layouts chaos record pictures bench bench-baselines sanitize fuzz spank install uninstall lint cluster-next test-next apt-next apt-pictures cluster-up cluster-down clean
+.PHONY: help setup apt frameworks demo test test-unit test-layouts chaos record pictures bench bench-baselines tables sanitize fuzz spank install uninstall lint cluster-next test-next apt-next apt-pictures cluster-up cluster-down clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s'|'
@@ -80,6 +80,9 @@ record: setup ## Record a real job anew for the tests that read job directories 
 
 pictures: setup apt-pictures ## The pictures of the README, from that job and from text
 	$(BIN)/python tests/pictures.py
+
+tables: setup ## The README's tables, from the newest runs in build/bench and those that are recorded
+	$(BIN)/python tests/bench/readme_tables.py
 
 $(VENV)/.bench: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev,bench]'

@@ -211,6 +211,7 @@ NOT_RUN = {
     "make clean": "it would remove what runs the tests",
     "make record": "it makes a file anew that the tests read",
     "make pictures": "it makes pictures anew that are looked at",
+    "make tables": "it makes tables anew that test_the_figures_in_the_readme_are_recorded.py compares",
     "make sanitize": "minutes; by hand after a change to the native parts",
     "make -C spank sanitize": "minutes; by hand after a change to the native parts",
     "make chaos": "minutes to hours; tests/chaos/test_chaos.py plays a few seeds",
