@@ -245,8 +245,8 @@ def journals() -> list[dict[str, Any]]:
 
 
 def decisions() -> list[dict[str, Any]]:
-    """What moves cost the leader's processor: decisions, journal and encoding, in one process without sockets.
-    Processor time does not depend on what else the machine does."""
+    """What moves cost the leader's processor: decisions, journal and encoding, in one process without
+    sockets. Processor time does not depend on what else the machine does."""
     rows = []
     for nodes in SIZES:
         with tempfile.TemporaryDirectory(prefix="tm-slurm-decisions-") as directory:
@@ -254,7 +254,8 @@ def decisions() -> list[dict[str, Any]]:
         rows.append({"nodes": nodes, **found})
         print(
             f"decisions: {nodes} nodes, a move {statistics.median(found['move_cpu_ms']):.2f} ms,"
-            f" {found['messages'][-1]} messages, {found['bytes'][-1]} bytes; the start {found['start_cpu_s']:.2f} s",
+            f" {found['messages'][-1]} messages, {found['bytes'][-1]} bytes;"
+            f" the start {found['start_cpu_s']:.2f} s",
             flush=True,
         )
     return rows
