@@ -56,6 +56,9 @@ HEARD_S = 0.05
 """All processes have heard of an order by then."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES = -1, -3, 1 << 25
 """mallopt(3); the largest threshold that glibc takes."""
+BARS = {"first_step_ratio_max": 1.3, "promote_same_class_ms": 100.0, "promote_other_class_ms": 500.0}
+"""At most."""
+
 WAYS = ("cold", "identity", "replay")
 REPEATS = {"cold": 1, "identity": 1, "replay": 3}
 """Of several replacements in one way, the one with the median ratio counts."""
@@ -392,6 +395,7 @@ def main() -> None:
         "name": "warmup",
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "bars": BARS,
         "figures": figures(modes, throughput),
         "parts": {"modes": modes, "throughput": throughput},
     }
@@ -399,6 +403,10 @@ def main() -> None:
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     show(modes)
     print(json.dumps(result["figures"], indent=1))
+    for name, bar in BARS.items():
+        value = result["figures"][name]
+        if value is not None:
+            print(f"{name:>32} {value:8.2f}  bar {bar:g}{'  OVER' if value > bar else ''}")
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ def table_of_profile(record: Record) -> list[str]:
         costs = record["figures"].get(row.figure, ())
         if costs:
             named = [
-                f"{number(cost['share'], '%')} `{cost['file']}:{_short(cost['function'])}`" for cost in costs
+                f"{cost['share'] * 100:.0f} % `{cost['file']}:{_short(cost['function'])}`" for cost in costs
             ]
             lines.append(f"| {row.words} | {', '.join(named)} |")
     return lines
