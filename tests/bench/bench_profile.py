@@ -211,6 +211,7 @@ def main() -> None:
     chosen = arguments.part or ["step", "native", "switch"]
     parts: dict[str, Any] = json.loads(RESULT.read_text())["parts"] if RESULT.exists() else {}
     settings = {"job__nodes": ACTIVE, "job__standbys": STANDBYS, "train__steps": STEPS}
+    settings["train__options"] = {"eval_every": 0}
     with tempfile.TemporaryDirectory(prefix="tm-slurm-bench-") as name:
         folder = Path(name)
         with JobWithoutSlurm(CONFIG, folder / "job", **settings) as job:
