@@ -16,6 +16,8 @@ from typing import Any
 
 PY_SPY = str(Path(sys.executable).with_name("py-spy"))
 READY = "Sampling process"
+NAMELESS = "?"
+TELL_NOTHING = frozenset({NAMELESS, "pthread_cond_wait", "std::condition_variable::wait"})
 MAIN = "_run_module_as_main"
 """Below it is what `python -m` runs."""
 
@@ -39,7 +41,7 @@ class Frame:
         short = _PACKAGES.sub("", _LINE.sub("", file)).removeprefix(f"{root}/")
         if short.startswith("/"):
             short = Path(short).name
-        return cls("?" if _ADDRESS.fullmatch(function) else function, short)
+        return cls(NAMELESS if _ADDRESS.fullmatch(function) else function, short)
 
     @property
     def name(self) -> str:
@@ -168,9 +170,9 @@ def read_spans(path: Path, root: Path) -> list[Span]:
 
 
 def named(stack: Stack) -> Frame:
-    """What a stack is counted as: its innermost function that has a name in a file; of a function that only
-    calls the native part (a built-in of torch), that one."""
-    return next((frame for frame in reversed(stack) if frame.file and frame.function), stack[-1])
+    """What a stack is counted as: its innermost function; or what has called that, if it has no name (of a
+    library without symbols only the exported functions have one) or says only that it waits."""
+    return next((frame for frame in reversed(stack) if frame.function not in TELL_NOTHING), stack[-1])
 
 
 def ours(stack: Stack) -> str | None:

@@ -43,12 +43,18 @@ def test_the_largest_costs_of_the_training_thread_are_named() -> None:
     ]
 
 
-def test_native_functions_are_named_by_their_library() -> None:
+def test_native_functions_are_named_by_their_library_and_a_wait_by_who_waits() -> None:
     line = "_run_module_as_main (<frozen runpy>:173);f(int (&)(), x) (/site-packages/torch/lib/libtorch.so);"
-    stacks = raw_stacks(f"{line}0x7fb5fb4a3f16 (/usr/lib/x86_64-linux-gnu/libc.so.6) 2\n", ROOT)
+    libc = "(/usr/lib/x86_64-linux-gnu/libc.so.6)"
+    stacks = raw_stacks(f"{line}pthread_cond_wait {libc};0x7fb5fb4a3f16 {libc} 2\n", ROOT)
     assert next(iter(stacks))[1:] == (
         Frame("f(int (&)(), x)", "torch/lib/libtorch.so"),
+        Frame("pthread_cond_wait", "libc.so.6"),
         Frame("?", "libc.so.6"),
+    )
+    cost = largest(stacks)[0]
+    assert (cost["function"], cost["file"]) == ("f(int (&)(), x)", "torch/lib/libtorch.so"), (
+        "whose cost it is"
     )
     assert largest(Counter()) == []
 
