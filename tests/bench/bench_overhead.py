@@ -83,7 +83,14 @@ def plain(cluster: LocalCluster, directory: Path) -> dict[str, list[float]]:
     directory.mkdir(parents=True)
     result = directory / "plain.json"
     words = [sys.executable, str(PLAIN), str(result), str(BLOCK_STEPS), str(BLOCKS), *VARIANTS]
-    srun = ["srun", f"--nodes={ACTIVE}", f"--ntasks={ACTIVE}", "--ntasks-per-node=1", "--time=10"]
+    srun = [
+        "srun",
+        "--kill-on-bad-exit=1",
+        f"--nodes={ACTIVE}",
+        f"--ntasks={ACTIVE}",
+        "--ntasks-per-node=1",
+        "--time=10",
+    ]
     cluster.run([*srun, *words], env={"OMP_NUM_THREADS": "1"}, timeout_s=LIMIT_S)
     found = json.loads(result.read_text())
     return {name: [statistics.median(block) for block in found[name]] for name in VARIANTS}

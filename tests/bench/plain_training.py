@@ -66,7 +66,7 @@ class Variant:
         self.link: AgentLink | None = None
         if name == "tm_vote":
             self.vote = Vote(Ballot())
-            self.vote.watch(self.state.values())
+            self.vote.watch(self.state)
         if name == "tm_beats":
             ours, theirs = socket.socketpair()
             subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)

@@ -18,7 +18,7 @@ from tm_slurm.coordinator.news import KEPT, News
 from tm_slurm.coordinator.peer_tables import PeerTables, as_sent
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.roster import SHARED_FROM, Nodes, PeerTable, Seats
-from tm_slurm.observe.record import LEAST_STEPS, Record
+from tm_slurm.observe.record import ALL_LOOKED_AT, LEAST_STEPS, Record
 
 
 def messages_of_a_drain(nodes: int) -> list[Tell]:
@@ -34,6 +34,32 @@ def messages_of_a_drain(nodes: int) -> list[Tell]:
 def test_a_move_tells_no_more_nodes_in_a_larger_job() -> None:
     few, many = messages_of_a_drain(8), messages_of_a_drain(200)
     assert sorted(tell.message["kind"] for tell in few) == sorted(tell.message["kind"] for tell in many)
+
+
+def test_failures_make_no_new_table_of_peers() -> None:
+    """The one that was written at the start serves, with those that have changed."""
+    world = World(nodes=12, active=8, ranks_per_node=2)
+    world.key_of = lambda rank: f"shard {rank % 4}"
+    world.start()
+    base = world.state.first_peers
+    for node in ("n3", "n4"):
+        world.give({"kind": "node_lost", "node": node, "reason": "test"})
+    world.event("drain", "n5")
+    told = [tell.message["peers"] for tell in world.told("replace") + world.told("join")]
+    assert len(told) >= 6 and world.state.recoveries_done >= 2
+    assert all(isinstance(table, PeerTable) and table.base is base for table in told)
+    last = {str(rank): world.state.process(rank).peer() for rank in world.state.seats}
+    assert world.state.peers() == told[-1] == last and world.state.peers() is world.state.peers()
+
+
+def test_survivors_of_a_lost_rank_hear_of_that_rank_alone() -> None:
+    world = World(nodes=6, active=4)
+    world.start()
+    world.dies("n3")
+    assert [tell.message for tell in world.told("resolve")]
+    assert all(
+        "peers" not in tell.message and len(tell.message["changes"]) == 1 for tell in world.told("resolve")
+    )
 
 
 def test_seats_know_who_is_on_a_node() -> None:
@@ -137,6 +163,23 @@ def test_a_new_leader_waits_as_long_as_agents_come() -> None:
         presence.came(f"n{number}", 1.9 * number)
     assert "n5" not in presence.lost(9.5)
     assert "has not come" in presence.lost(9.7)["n5"]
+
+
+def test_the_last_interruption_of_a_large_job_has_its_downtime(tmp_path: Path) -> None:
+    """Though it is not looked for with every heartbeat there."""
+    size = ALL_LOOKED_AT + 1
+    record = Record(tmp_path, size)
+    for step in range(12):
+        for rank in range(size):
+            record.beat(
+                "n1", {"rank": rank, "epoch": 0, "step": step, "steps": [[step, float(step), 1.0, None]]}
+            )
+        if step == 10:
+            record.moved({"step": 11, "pairs": [], "seconds": 1.0})
+    record._beats += 1  # so that it is not the last one's turn
+    record.close()
+    lines = [json.loads(line) for line in next(tmp_path.glob("timeline*.jsonl")).read_text().splitlines()]
+    assert [line["downtime_s"] for line in lines if line.get("what") == "downtime"] == [0.0]
 
 
 def test_commit_times_of_a_large_job_take_no_more_memory(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tm_slurm.agent.following import Following, Silence
+from tm_slurm.agent.following import DIAL_APART_S, Following, Silence
 from tm_slurm.control import Channel, ChannelClosed, HandshakeRefused, accept
 from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.election import LeaderFile, LeaderWatch
@@ -25,7 +25,7 @@ LEASE_S = 30.0
 class Follower:
     """An agent's following, and what it was told."""
 
-    def __init__(self, job_dir: Path) -> None:
+    def __init__(self, job_dir: Path, number: int = 0) -> None:
         self.obeyed: list[Any] = []
         self.greeted = 0
         self.watch = LeaderWatch(job_dir, 0, LEASE_S)
@@ -36,6 +36,7 @@ class Follower:
             Silence(heartbeat_s=HEARTBEAT_S, keepalive_s=KEEPALIVE_S),
             led=self._led,
             obey=self._obey,
+            number=number,
         )
 
     def _led(self) -> None:
@@ -207,3 +208,31 @@ def test_nothing_waits_for_a_machine_that_does_not_answer(
         assert elapsed_s() - began < KEEPALIVE_S
 
     led_by(tmp_path, lambda channel: asyncio.sleep(0), act)
+
+
+def test_the_last_of_thousands_waits_its_turn_once(tmp_path: Path) -> None:
+    """However late that is, and however often it must dial then: its turn comes after the file was looked
+    at, so the file is looked at again before it dials."""
+    tries: list[float] = []
+
+    async def lead(channel: Channel) -> None:
+        tries.append(elapsed_s())
+        if len(tries) == 1:
+            channel.abort()
+            return
+        channel.send({"term": 5, "kind": "led", "news": 0})
+        await channel.drain(1.0)
+        await channel.close()
+
+    async def act(_: Follower) -> None:
+        late = Follower(tmp_path, number=1000)
+        began = elapsed_s()
+        await late.follow()
+        assert not tries and elapsed_s() - began >= 1000 * DIAL_APART_S
+        for _ in range(2):
+            again = elapsed_s()
+            await late.follow()
+            assert elapsed_s() - again < 1000 * DIAL_APART_S
+        assert late.greeted == 1
+
+    led_by(tmp_path, lead, act)

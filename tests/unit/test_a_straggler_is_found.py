@@ -97,6 +97,27 @@ def test_a_straggler_is_left_like_a_drained_node_and_told_in_words() -> None:
     assert len(world.notes("event_straggler")) == 1
 
 
+def test_a_rank_that_is_slow_wherever_it_is_costs_one_node() -> None:
+    """It has more to do than its replicas (it writes the checkpoints, say): no standby helps."""
+    world = World()
+    world.start()
+    for step in (77, 177, 277):
+        world.give({"kind": "straggler", "rank": 1, "step": step, "ratio": 1.25})
+    assert [release.node for release in world.releases()] == ["n3"]
+    assert world.notes("slow_everywhere")[0]["nodes"] == ["n3", "n6"]
+    world.give({"kind": "straggler", "rank": 2, "step": 300, "ratio": 1.25})
+    assert [release.node for release in world.releases()] == ["n3", "n4"]
+
+
+def test_steps_that_are_done_again_are_judged() -> None:
+    """A job that goes back a long way does not wait until it is there again."""
+    stragglers = watched([{0, 1}])
+    play(stragglers, 2, range(1000), lambda rank, step: 1.0)
+    stragglers.disturbed()
+    found = play(stragglers, 2, range(100, 100 + 2 * STEPS), lambda rank, step: 1.0 + rank)
+    assert found is not None and found.rank == 1
+
+
 def test_it_is_off_by_default_and_nonsense_is_refused() -> None:
     assert PolicyConfig().straggler_slower is None
     for wrong in ({"straggler_slower": 0.0}, {"straggler_steps": 4}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -23,6 +24,7 @@ from tm_slurm.control import (
     accept_socket,
     connect,
     connect_socket,
+    listening_at,
     read_secret,
 )
 from tm_slurm.control.frames import LENGTH_BYTES, MAX_HELLO_BYTES, FrameError, decode, encode, length_of
@@ -140,6 +142,57 @@ def test_messages_cross_a_proved_connection() -> None:
         await channel.close()
 
     assert serve(echo, client) == []
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+def test_who_listens_to_thousands_gets_every_message_whole(piece: int) -> None:
+    """However the bytes come, and also those that were there before it listened."""
+    sent = [{"kind": "beat", "number": number, "more": "x" * (number % 90)} for number in range(100)]
+    taken: list[dict[str, Any]] = []
+    over = asyncio.Event()
+
+    async def listen(channel: Channel) -> None:
+        taken.append(await channel.receive())
+        await asyncio.sleep(0)  # whatever is under way comes into the stream meanwhile
+        await channel.deliver(taken.append)
+        over.set()
+
+    async def client(port: int) -> None:
+        channel = await connect("127.0.0.1", port, SECRET, {}, timeout_s=5.0)
+        whole = b"".join(map(encode, sent))
+        for at in range(0, len(whole), piece):
+            channel.send_encoded(whole[at : at + piece])
+            await channel.drain(1.0)
+        await channel.close()
+        await over.wait()
+
+    assert serve(listen, client) == [] and taken == sent
+
+
+def test_a_message_that_cannot_be_taken_ends_its_connection() -> None:
+    async def listen(channel: Channel) -> None:
+        def take(message: dict[str, Any]) -> None:
+            raise KeyError(message["kind"])
+
+        with contextlib.suppress(KeyError):
+            await channel.deliver(take)
+
+    async def client(port: int) -> None:
+        channel = await connect("127.0.0.1", port, SECRET, {}, timeout_s=5.0)
+        channel.send({"kind": "odd"})
+        with pytest.raises(ChannelClosed):
+            await channel.receive()
+
+    assert serve(listen, client) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_others_can_connect_at_either_kind_of_address(host: str) -> None:
+    with listening_at(host) as server, socket.create_connection(server.getsockname()[:2]) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.sendall(b"here")
+            assert client.recv(4) == b"here"
 
 
 @settings(max_examples=20, deadline=None)

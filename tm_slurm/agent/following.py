@@ -64,6 +64,8 @@ class Following:
         self.term = 0
         """The newest term heard of: what an older leader says is refused."""
         self._number = number
+        self._turn_of = 0
+        """the newest term for which this agent has waited its turn to dial"""
         self.news: int | None = None
         """The number of the last news that was heard (see tm_slurm.coordinator.news); None: no leader yet."""
         self.place = (0, 0)
@@ -94,8 +96,12 @@ class Following:
         """Serve one leader until its connection ends or falls silent, or somebody else leads."""
         if leader.term < self.term or not leader.port:
             return
-        if leader.term > self.term:
-            await asyncio.sleep(self._number * DIAL_APART_S)
+        if leader.term > max(self.term, self._turn_of):
+            self._turn_of = leader.term
+            turn_s = self._number * DIAL_APART_S
+            if turn_s > LOOK_S:
+                await asyncio.sleep(turn_s)
+                return  # who leads by now is looked up anew
         channel = await self._dial(leader)
         if channel is None:
             return

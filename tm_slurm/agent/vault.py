@@ -31,7 +31,7 @@ from typing import Any
 
 import xxhash
 
-from tm_slurm.control import FrameSocket, HandshakeRefused, accept_socket
+from tm_slurm.control import FrameSocket, HandshakeRefused, accept_socket, listening_at
 from tm_slurm.control.frames import MAX_HELLO_BYTES
 
 log = logging.getLogger("tm_slurm.agent")
@@ -115,7 +115,7 @@ class Vault:
         self._changed = threading.Condition()
         self._peers: dict[socket.socket, threading.Thread] = {}
         self._closed = False
-        self._listener = socket.create_server((host, 0), backlog=128)
+        self._listener = listening_at(host)
         self.port = int(self._listener.getsockname()[1])
         self._thread = threading.Thread(target=self._listen, name="tm-vault", daemon=True)
         self._thread.start()

@@ -73,7 +73,11 @@ class Channel:
             come = await self._reader.read()  # what has come already, at once
         delivery = _Delivery(transport, take)
         transport.set_protocol(delivery)
-        delivery.data_received(come)
+        try:
+            delivery.data_received(come)
+        except BaseException:
+            transport.abort()
+            raise
         if not transport.is_closing():
             transport.resume_reading()
         with contextlib.suppress(OSError):

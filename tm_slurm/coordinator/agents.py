@@ -99,7 +99,7 @@ class Agents:
         self.obeyed(node, channel.identity.get("place"))
         for frame in self._orders.waiting(node):
             self._send(node, frame)
-        self._feed({"kind": "node_joined", "node": node, **brought})
+        self._feed_soon({"kind": "node_joined", "node": node, **brought})
         await channel.deliver(lambda message: self._take(node, message))
         if self._channels.get(node) is channel:
             del self._channels[node]

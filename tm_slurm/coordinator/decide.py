@@ -114,7 +114,7 @@ class Decisions(Refilling):
         """All that the comment says: it is made anew when some of that has changed."""
         state = self.state
         asks = [(ask.number, ask.job_id, ask.is_coming) for ask in state.asks.values()]
-        windows = [(window.id, window.opens) for window in state.windows]
+        windows = [(window.id, window.opens, window.nodes) for window in state.windows]
         counts = (state.epoch, state.moves_done, len(state.absent), state.move is None)
         phase = (state.started, state.ended, state.finishing, state.stopping, state.begins)
         return (state.nodes.version, *counts, *phase, asks, windows)
@@ -203,12 +203,18 @@ class Decisions(Refilling):
             self._noticed(node, event)
 
     def _on_straggler(self, given: Input) -> None:
-        """A rank's own work takes longer than that of its replicas, step after step: its node is left."""
+        """A rank's own work takes longer than that of its replicas, step after step: its node is left. Where
+        the rank has been slow on another node, too, its work is more, and no node is to blame."""
         rank = int(given["rank"])
         if rank not in self.state.seats or self.state.recovery is not None or self.state.finishing:
             return
         node = self.state.nodes[self.state.seats[rank][0]]
-        if node.notice is None:
+        slow_on = self.state.slow_on.setdefault(rank, [])
+        if node.name not in slow_on:
+            slow_on.append(node.name)
+        if len(slow_on) > 1:
+            self._note("slow_everywhere", rank=rank, nodes=list(slow_on), ratio=given["ratio"])
+        elif node.notice is None:
             reason = f"rank {rank} has taken {float(given['ratio']):.2f} times as long as its replicas"
             about = {"id": f"straggler/{node.name}/{given['step']}", "source": "agent", "reason": reason}
             self._take_event({"kind": "straggler", "node": node.name, **about})

@@ -11,13 +11,12 @@ import contextlib
 import gc
 import json
 import logging
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tm_slurm.control import ChannelClosed, HandshakeRefused, accept
+from tm_slurm.control import ChannelClosed, HandshakeRefused, accept, listening_at
 from tm_slurm.coordinator import batch_script
 from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Spread, Tell
 from tm_slurm.coordinator.agents import MALFORMED, Agents
@@ -59,6 +58,9 @@ OVERSLEPT = 4
 STATUS_INTERVAL_S = 0.5
 STATUS_SHARE = 0.02
 """At most so much of the time goes into telling the status: of a job of thousands it is told less often."""
+
+STATUS_LIMIT_S = 2.5
+"""But at least so often: a leader whose status is older than 5 s is taken for one that may be gone."""
 
 BACKLOG = 4096
 """Agents that may knock at once: all of them do, at a new leader."""
@@ -244,7 +246,7 @@ class Leader:
 
     async def lead(self) -> Outcome:
         """Serve agents and users until the job has ended, or this leader leads no more."""
-        sock = socket.create_server((self._host, 0))
+        sock = listening_at(self._host)
         server = await asyncio.start_server(self._connected, sock=sock, backlog=LET_IN_AT_ONCE)
         sock.listen(BACKLOG)  # they may knock; asyncio lets as many in at once as it is told
         loops = [asyncio.create_task(self._tick_for_ever())]
@@ -379,7 +381,7 @@ class Leader:
                     for step, _, seconds, _ in told["steps"]:
                         self._watchdog.committed(int(told["rank"]), int(step), float(seconds), elapsed_s())
                 if self._leadership.holds():
-                    self._compare(report)
+                    self._compare(node, report)
             return True
         if message.get("kind") == "whereabouts":
             waiting, since_s = bool(message["waiting"]), float(message["since_s"])
@@ -395,7 +397,7 @@ class Leader:
             self._agents.say(order.node, order.message, slot=order.slot)
         return taken
 
-    def _compare(self, report: Message) -> None:
+    def _compare(self, node: str, report: Message) -> None:
         """Whether a heartbeat shows that a rank is slower than others. Its own word: nobody's share of an
         absent rank is compared."""
         for step, seconds in report.get("worked", ()) if self._stragglers is not None else ():
@@ -403,6 +405,9 @@ class Leader:
             found = self._stragglers.worked(int(report["rank"]), int(step), float(seconds))
             if found is not None:
                 self._stragglers.disturbed()
+                known = len(self.state.slow_on.get(found.rank, ())) > 1
+                if known or self.state.nodes[node].notice is not None:
+                    continue
                 about = {"rank": found.rank, "step": found.step, "ratio": found.ratio}
                 self._feed_soon({"kind": "straggler", **about})
 
@@ -508,13 +513,16 @@ class Leader:
             if self._leadership.is_due() and not self._leadership.renew() and not self._outcome.done():
                 log.warning("stepping down term=%d reason=the lease is over", self._leadership.term)
                 self._over("deposed")
-            if now - alive_at >= self._limits.heartbeat_s / turns and self._leadership.holds():
-                alive_at, turn = now, (turn + 1) % turns
+            apart_s = self._limits.heartbeat_s / turns
+            due = int((now - alive_at) / apart_s)  # several, where this task was late
+            alive_at = alive_at + due * apart_s if due < turns else now
+            for _ in range(min(due, turns) if self._leadership.holds() else 0):
+                turn = (turn + 1) % turns
                 self._agents.say_alive(turn, turns)
             if now >= status_at:
                 self._write_status()
                 took_s = elapsed_s() - now
-                status_at = now + max(STATUS_INTERVAL_S, took_s / STATUS_SHARE)
+                status_at = now + min(max(STATUS_INTERVAL_S, took_s / STATUS_SHARE), STATUS_LIMIT_S)
             if not self._outcome.done():
                 self._look_around(now)
 
@@ -542,7 +550,8 @@ class Leader:
         state = self.state
         switching = state.move is not None and state.move.phase == "switching"
         calm = state.started and state.recovery is None and not (switching or state.finishing or state.ended)
-        if self._stragglers is not None and (not calm or state.move is not None or state.absent):
+        unlike = state.move is not None or state.absent or state.seats.hosts()  # ranks that share a node
+        if self._stragglers is not None and (not calm or unlike):
             self._stragglers.disturbed()
         found = self._watchdog.look(now, calm=calm)
         if isinstance(found, Hang):

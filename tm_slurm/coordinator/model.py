@@ -394,6 +394,8 @@ class JobState:
     """rank → why its script cannot do another one's share; absent: not known"""
     failures_at: dict[int, int] = field(default_factory=dict)
     """step → how often rank processes have died at it by themselves"""
+    slow_on: dict[int, list[str]] = field(default_factory=dict)
+    """rank → the nodes on which its own work was found to take longer than that of its replicas"""
     accused: dict[str, int] = field(default_factory=dict)
     """node → how many links to it have been called broken"""
     accusations: list[Accusation] = field(default_factory=list)
@@ -409,6 +411,8 @@ class JobState:
     """step and digest → the ranks that have told it"""
     first_peers: Mapping[str, list[Any]] = field(default_factory=dict)
     """where everybody was when training began"""
+    _last_peers: PeerTable | None = None
+    """what `peers` has made last, for the next who asks"""
     nobody_leaves_at: int = -1
     """the version of `nodes` at which there was nobody to be moved"""
     ready_below: int = 0
@@ -523,13 +527,17 @@ class JobState:
         return self.nodes[place[0]].processes.get(place[1])
 
     def peers(self) -> PeerTable:
-        """The table of peers at the current epoch: as it was at the start, with those that have changed."""
+        """The table of peers at the current epoch, not to be changed: as it was at the start, with those that
+        have changed."""
         if not self.first_peers or len(self.seats) < self.plan.world_size:
             return PeerTable(self._peers_of(self.seats), {})
         changes = self._peers_of(self.changed)
         if len(changes) < len(self.changed):  # one of them has no process now
             return PeerTable(self._peers_of(self.seats), {})
-        return PeerTable(self.first_peers, changes)
+        last = self._last_peers
+        if last is None or last.base is not self.first_peers or last.changes != changes:
+            last = self._last_peers = PeerTable(self.first_peers, changes)
+        return last
 
     def _peers_of(self, ranks: Iterable[int]) -> dict[str, list[Any]]:
         table = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,5 +58,12 @@ def as_sent(message: Message, job_dir: Path) -> Message:
     peers = message.get("peers")
     if peers is None or "file" not in peers:
         return message
-    base = json.loads((job_dir / Path(str(peers["file"])).name).read_text())
+    base = _base_in(job_dir / Path(str(peers["file"])).name)
     return {**message, "peers": {**base, **peers["changes"]}}
+
+
+@lru_cache(maxsize=1)
+def _base_in(path: Path) -> dict[str, list[Any]]:
+    """Read once for all processes of a node: a name is not used twice."""
+    base: dict[str, list[Any]] = json.loads(path.read_text())
+    return base

@@ -55,7 +55,7 @@ class Refilling(Membership):
                 f"surplus/{node.name}/{node.job_id}", "surplus", NOT_NEEDED, self.now, "", True
             )
             self._standby_leaves(node)
-        exclude = self._excluded()
+        exclude = self._excluded() if surplus < 0 else ()
         if surplus < 0 and (self.now >= state.ask_again_at or exclude != state.asked_in_vain):
             for _ in range(-surplus):
                 self._ask_for_a_node(exclude)
@@ -74,10 +74,11 @@ class Refilling(Membership):
         state = self.state
         if not state.started or state.move is not None or state.recovery is not None or state.absent:
             return []
+        came = [n for n in state.nodes.special() if n.job_id is not None and n.free_to_join()]
+        if not came or state.seats.hosts() or state.finishing or state.stopping:
+            return []
         more = sum(_counts(state, node) for node in state.nodes.values()) - wanted_nodes(state)
-        guests = any(state.guests_on(node.name) for node in state.nodes.values())
-        came = [n for n in state.nodes.values() if n.job_id is not None and n.free_to_join()]
-        return came[:more] if more > 0 and not guests and not state.finishing and not state.stopping else []
+        return came[: max(0, more)]
 
     def _withdraw(self, ask: Ask, why: str) -> None:
         ask.unwanted = True

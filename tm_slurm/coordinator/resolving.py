@@ -19,6 +19,7 @@ from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
 from tm_slurm.coordinator.model import Node, Recovery, Statement
+from tm_slurm.coordinator.roster import PeerTable
 from tm_slurm.coordinator.shrinking import Shrinking
 
 STRIPED_FROM_BYTES = 64 << 20
@@ -139,14 +140,14 @@ class Resolving(Shrinking):
             for number, source in enumerate(sources):
                 serving[source].append(rank)
                 shares[source][str(rank)] = [number, len(sources)]
-        changes, peers = self._changed_peers(recovery), self._peers_after(recovery)
+        changes, peers = self._changed_peers(recovery), {"peers": self._peers_after(recovery)}
         for rank in sorted(survivors):
             resolve = {
                 "kind": "resolve",
                 "epoch": recovery.epoch,
                 "target": target,
                 "changes": changes,
-                "peers": peers,
+                **(peers if back_to is not None else {}),  # only who builds again asks where everybody is
                 "absent": sorted(recovery.adopters),
                 **self._shares_of(recovery, rank, survivors[rank]),
                 "serve": serving[rank],
@@ -181,7 +182,10 @@ class Resolving(Shrinking):
         return changes
 
     def _peers_after(self, recovery: Recovery) -> dict[str, list[Any]]:
-        peers = self.state.peers().with_changes(self._changed_peers(recovery))
+        state, changes = self.state, self._changed_peers(recovery)
+        if state.first_peers and not recovery.adopters and len(changes) == len(state.changed):
+            return PeerTable(state.first_peers, changes)  # the lost ranks are in it where they go on
+        peers = state.peers().with_changes(changes)
         if not recovery.adopters:
             return peers
         return {rank: peer for rank, peer in peers.items() if int(rank) not in recovery.adopters}

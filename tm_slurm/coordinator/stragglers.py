@@ -49,17 +49,20 @@ class Stragglers:
         """step → rank → seconds of its own work, until all replicas have told"""
         self._ratios: dict[int, deque[float]] = {}
         self._newest = -1
-        self._from = 0
+        self._from: int | None = 0
+        """the first step that is judged; None: to be found when one is heard of"""
 
     def disturbed(self) -> None:
         """Something else explains what steps take now: begin again when it is over."""
         self._told.clear()
         self._ratios.clear()
-        self._from = self._newest + 1 + UNSETTLED
+        self._newest, self._from = -1, None  # steps may be done again
 
     def worked(self, rank: int, step: int, seconds: float) -> Straggler | None:
         """A rank's own work in a step; the straggler, if this shows that one is."""
         self._newest = max(self._newest, step)
+        if self._from is None:
+            self._from = step + UNSETTLED
         if step < self._from:
             return None
         for old in [old for old in self._told if old <= self._newest - 2 * self._steps]:

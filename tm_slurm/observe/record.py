@@ -210,5 +210,6 @@ class Record:
 
     def close(self, *, job_ended: bool = True) -> None:
         """`job_ended`: nobody will lead after this, so what is known of the steps has to be written now."""
+        self._close_moves()
         self._steps.close(job_ended=job_ended)
         self._timeline_file.close()

@@ -34,6 +34,7 @@ WORDS = {
     "node_lost": "{node} is lost: {reason}",
     "hangs": "no step for {seconds:.0f} s at step {step}: asking the ranks where they are",
     "stuck": "ranks {ranks} are stuck in step {step}: {how}",
+    "slow_everywhere": "rank {rank} is slower than its replicas on {nodes}: it has more to do",
     "late": "too late: {how}",
     "double_up": "{node} hosts ranks {ranks} as well",
     "restart": "ranks {ranks} start again on {node}",

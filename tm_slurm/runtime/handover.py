@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tm_slurm.control import accept_socket, connect_socket
+from tm_slurm.control import accept_socket, connect_socket, listening_at
 from tm_slurm.runtime.limits import AWAIT_SWITCH_S, HANDSHAKE_TIMEOUT_S, TransferLimits
 from tm_slurm.state import Receiver, ReceiveReport, Sender, SendReport, Snapshot, StateError
 
@@ -38,7 +38,7 @@ class Outgoing:
         self._share = share
         self._rank = rank
         self._secret = secret
-        self._listener = socket.create_server((host, 0))
+        self._listener = listening_at(host)
         self._listener.settimeout(limits.prepare_s)
         self.source = [host, int(self._listener.getsockname()[1])]
         self._snapshot: Snapshot | None = None

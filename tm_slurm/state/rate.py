@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tm_slurm.control import listening_at
 from tm_slurm.state.blocks import BLOCK_BYTES
 from tm_slurm.state.connection import Connection, Deadline
 from tm_slurm.state.streams import in_parallel
@@ -17,9 +18,9 @@ def raw_rate(
     total_bytes: int, *, host: str = "127.0.0.1", connections: int = 1, timeout_s: float = 60.0
 ) -> float:
     """Bytes a second from memory to memory over TCP inside this host, over `connections` sockets at once."""
-    with socket.create_server((host, 0), backlog=connections) as server:
+    with listening_at(host, backlog=connections) as server:
         server.settimeout(timeout_s)
-        senders = [socket.create_connection(server.getsockname(), timeout_s) for _ in range(connections)]
+        senders = [socket.create_connection(server.getsockname()[:2], timeout_s) for _ in range(connections)]
         receivers = [server.accept()[0] for _ in range(connections)]
     try:
         source, target = _memory(total_bytes), _memory(total_bytes)
