@@ -36,6 +36,8 @@ COMMANDS = {
 }
 """The words typed, and the limit in seconds of the processor, where there is one."""
 
+BARS = {f"{name}_cpu_s": limit_s for name, (_, limit_s) in COMMANDS.items() if limit_s is not None}
+
 
 def make_job(root: Path) -> None:
     """Job 7 of this user, which runs; and one that has ended."""
@@ -104,7 +106,7 @@ def main() -> None:
             "load": os.getloadavg()[0],
         },
         "versions": {"python": platform.python_version()},
-        "bars": {f"{name}_cpu_s": limit_s for name, (_, limit_s) in COMMANDS.items() if limit_s is not None},
+        "bars": BARS,
         "figures": figures,
         "parts": parts,
     }

@@ -122,7 +122,11 @@ ROWS: dict[str, Sequence[Row]] = {
     ),
     "cli": (
         Row("status_cpu_s", "`tm-slurm status`, processor time", "s"),
+        Row("status_of_the_only_one_cpu_s", "the same without a job's name", "s"),
+        Row("standbys_cpu_s", "`tm-slurm standbys`", "s"),
+        Row("events_cpu_s", "`tm-slurm events`", "s"),
         Row("help_cpu_s", "`tm-slurm --help`", "s"),
+        Row("submit_help_cpu_s", "the help of a command", "s"),
     ),
     "profile": (
         Row("step", "a steady step"),

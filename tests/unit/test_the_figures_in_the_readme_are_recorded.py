@@ -3,6 +3,7 @@ and no figure of a benchmark stands elsewhere in it."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -83,6 +84,13 @@ def test_a_benchmark_without_a_run_has_no_table() -> None:
 def test_a_missed_bar_is_shown_as_missed() -> None:
     made = section([a_record(status_cpu_s=0.31)])
     assert "| **missed**: ≤ 0.3 s |" in made
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"baselines", "profile"}))
+def test_all_that_has_a_bar_has_a_row(name: str) -> None:
+    bench = importlib.import_module(f"bench_{name}")
+    bars = [f"{kind}_s" for kind in bench.bars(2.0)] if name == "downtime" else list(bench.BARS)
+    assert bars and set(bars) <= {row.figure for row in readme_tables.ROWS[name]}
 
 
 def test_a_figure_with_a_bar_is_never_left_out() -> None:
