@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 
-from growth_figures import since_the_fault
+from growth_figures import since_the_fault, spread
 from injected_faults import process_death
 from training_jobs import TrainingJob
 
@@ -25,6 +25,9 @@ STEPS = 100_000
 PAUSE_S = 0.1
 BETWEEN = 10
 """Steps between two interruptions."""
+
+LOOKED_AT = 100
+"""Steps before an interruption whose times are compared."""
 
 START_LIMIT_S = 240.0
 SMALL_STATE_BYTES = 1 << 20
@@ -101,7 +104,7 @@ class GrowingJob:
     def drain(self, nodes: Sequence[str]) -> Row:
         """Drain nodes with ranks, all at once, and resume them when their ranks have moved: what it has cost,
         and to where they have moved. AssertionError if that was not one move."""
-        crowded = crowding()
+        before = self._before()
         known = len(self.job.files.notes("downtime"))
         self._update(nodes, "drain", "reason=bench")
         cost = self._next_cost(known, f"the move of {', '.join(nodes)}")
@@ -116,13 +119,13 @@ class GrowingJob:
             "nodes": list(nodes),
             "joiners": [str(pair["joiner"]) for pair in cost["pairs"]],
             "downtime_s": float(cost["downtime_s"]),
-            "crowding": crowded,
+            **before,
             **{key: cost[key] for key in ("steady_step_s", "prepare_s", "state_s", "bytes", "resumed")},
         }
 
     def lose(self, rank: int) -> Row:
         """Kill the process of a rank: what it has cost, from that instant."""
-        crowded = crowding()
+        before = self._before()
         known = len(self.job.files.notes("downtime"))
         node = self.seats()[rank]
         at = process_death(self.job, node)
@@ -131,10 +134,15 @@ class GrowingJob:
             "kind": "process_death",
             "nodes": [node],
             "downtime_s": since_the_fault(at, cost),
-            "crowding": crowded,
+            **before,
             "parts": {"detect_s": float(cost["started_at"]) - at, **cost["parts"]},
             "steady_step_s": cost["steady_step_s"],
         }
+
+    def _before(self) -> Row:
+        """How it stands just before an interruption."""
+        seconds = [float(step["seconds"]) for step in self.job.files.steps()[-LOOKED_AT:]]
+        return {"crowding": crowding(), "step_spread_s": spread(seconds)}
 
     def _next_cost(self, known: int, what: str) -> dict[str, Any]:
         new = self.job.unless_failed(lambda: self.job.files.notes("downtime")[known:])

@@ -4,7 +4,7 @@ limit of a planned one, and how either grows. No measurement in here."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 BASE_S, SLOPE = 0.05, 1.3
@@ -15,6 +15,7 @@ BARS = {
     "planned_shaped_over_limit": 1.0,
     "planned_growth_with_ranks": 1.5,
     "planned_growth_with_leavers": 1.3,
+    "planned_growth_with_leavers_on_slow_links": 1.3,
     "process_death_growth_with_ranks": 1.5,
 }
 GIGABYTE = 1 << 30
@@ -41,11 +42,26 @@ def medians(rows: Iterable[Row], key: str, value: str = "downtime_s") -> dict[st
     return {f"{found:g}": statistics.median(by[found]) for found in sorted(by)}
 
 
-def growth(by: Mapping[str, float]) -> float | None:
-    """How many times the first (the smallest case) the largest of all others is; None where there are no two,
-    or the first is not above nothing."""
-    first, *others = by.values() or [0.0]
-    return max(others) / first if others and first > 0 else None
+def spread(steps_s: Sequence[float]) -> float:
+    """How much undisturbed steps differ: seconds between the quartiles of their times; 0 for a single one."""
+    if len(steps_s) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(steps_s, n=4, method="inclusive")
+    return high - low
+
+
+def growth(rows: Iterable[Row], key: str) -> float | None:
+    """How many times the downtime of the smallest case the largest one of all others is. Since a downtime is
+    the time of a step less that of another one, it counts as no less than such times differ without any
+    interruption (`step_spread_s`, the median of all rows). None where there are no two cases, or nothing
+    differs."""
+    rows = list(rows)
+    first, *others = medians(rows, key).values() or [0.0]
+    if not others:
+        return None
+    told_apart = statistics.median(float(row["step_spread_s"]) for row in rows)
+    smallest = max(first, told_apart)
+    return max(*others, told_apart) / smallest if smallest > 0 else None
 
 
 def over_limit(row: Row) -> float:
@@ -62,15 +78,17 @@ def figures(planned: Mapping[str, list[Row]]) -> dict[str, Any]:
     """From the rows of the parts that have been run."""
     found: dict[str, Any] = {}
     if rows := planned.get("ranks", []):
-        drained = [row for row in rows if row["kind"] == "drain"]
-        found["planned_s_by_ranks"] = medians(drained, "ranks")
-        found["process_death_s_by_ranks"] = medians([row for row in rows if row not in drained], "ranks")
-        found["crowding_by_ranks"] = medians(rows, "ranks", "crowding")
-        found["planned_growth_with_ranks"] = growth(found["planned_s_by_ranks"])
-        found["process_death_growth_with_ranks"] = growth(found["process_death_s_by_ranks"])
+        for kind, name in (("drain", "planned"), ("process_death", "process_death")):
+            some = [row for row in rows if row["kind"] == kind]
+            found[f"{name}_s_by_ranks"] = medians(some, "ranks")
+            found[f"{name}_growth_with_ranks"] = growth(some, "ranks")
+        for value in ("crowding", "step_spread_s"):
+            found[f"{value}_by_ranks"] = medians(rows, "ranks", value)
     if rows := planned.get("leavers", []):
-        found["planned_s_by_leavers"] = medians(rows, "leavers")
-        found["planned_growth_with_leavers"] = growth(found["planned_s_by_leavers"])
+        for slow, name in ((False, "leavers"), (True, "leavers_on_slow_links")):
+            some = [row for row in rows if (row["gb_s"] is not None) == slow]
+            found[f"planned_s_by_{name}"] = medians(some, "leavers")
+            found[f"planned_growth_with_{name}"] = growth(some, "leavers")
     if rows := planned.get("sizes", []):
         found["planned_s_by_bytes"] = medians(rows, "state_bytes")
         found["planned_over_limit"] = worst_over_limit(rows, "state_bytes")

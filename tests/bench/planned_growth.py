@@ -4,18 +4,22 @@ and on slower links (parts of bench_downtime.py). Nodes of real jobs are drained
 A step of these jobs waits 0.1 s as for a device and computes next to nothing, so that what is measured is the
 switch. Downtime is the job's own figure, by the design's definition.
 
-ranks      2, 4, 8 and 16 ranks with a standby; drains, and beside them deaths of a rank's process. CPU
+ranks      2, 4, 8 and 16 ranks with 64 MB each, and a standby; drains, and deaths of a rank's process. CPU
            over-subscription is taken out by having it the same at every size: the jobs of 2, 4 and 8 ranks
            run side by side (14 ranks, 3 standbys), then the job of 16 alone (and 1 standby): 17 processes
            on the same processors each time. No figure is divided by anything. What is left speaks against
            us: the 16 come to a step's end together, the ranks of three jobs do not. `crowding` (how much
            longer than its processor time a fixed piece of computing takes just before each interruption)
            says how equal it was.
-leavers    8 ranks and 4 standbys; 1, 2 or 4 nodes are drained by one command, in turn.
+leavers    8 ranks and 4 standbys; 1, 2 or 4 nodes are drained by one command, in turn: first with links that
+           are not what a move waits for, then with slow ones, each node's its own.
 sizes      2 ranks; states of 1 MB to 1 GB a rank. The floor: the same bytes, at the rate that raw sockets
            had just before, from the same node to the same node, while the job trained.
 bandwidth  2 ranks with 64 MB; no node sends faster than 0.05 to 1 GB/s (`tc`), the raw sockets neither.
 groups     4 ranks with 1, 4 and 16 process groups, all in use in every step.
+
+Where a part says nothing of its state, it has 1 MB. A downtime is the difference of two steps' times: how much
+these differ by themselves is kept with each (`step_spread_s`), and growth_figures counts no less than that.
 """
 
 from __future__ import annotations
@@ -40,9 +44,13 @@ OVER_SUBSCRIPTION = (
     " nothing is divided; crowding_by_ranks is the wall time of a fixed piece of computing over its CPU time"
 )
 RANKS_WITH_LEAVERS, LEAVERS = 8, (1, 2, 4)
+SLOW_GB_S = 0.01
+"""At which a state of 1 MB takes a tenth of a second."""
 SIZES = (1 << 20, 16 << 20, 256 << 20, 1 << 30)
 GB_S = (0.05, 0.1, 0.25, 0.5, 1.0)
-SHAPED_STATE_BYTES = 64 << 20
+STATE_BYTES = 64 << 20
+"""Of the parts `ranks` and `bandwidth`."""
+
 RANKS_WITH_GROUPS, GROUPS = 4, (1, 4, 16)
 NODES = {
     "ranks": max(sum(sizes) + len(sizes) for sizes in SIDE_BY_SIDE),
@@ -67,7 +75,10 @@ def ranks(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
     rows = []
     for sizes in SIDE_BY_SIDE:
         with in_order_afterwards(cluster):
-            jobs = [GrowingJob(cluster, directory / str(size), ranks=size) for size in sizes]
+            jobs = [
+                GrowingJob(cluster, directory / str(size), ranks=size, state_bytes=STATE_BYTES)
+                for size in sizes
+            ]
             for kind in ("drain", "process_death"):
                 for number in range(repeat):
                     for job in jobs:
@@ -83,11 +94,14 @@ def leavers(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
     rows = []
     with in_order_afterwards(cluster):
         job = GrowingJob(cluster, directory, ranks=RANKS_WITH_LEAVERS, standbys=max(LEAVERS))
-        for number in range(repeat):
-            for count in LEAVERS:
-                job.calm()
-                nodes = [job.seats()[(number + n) % job.ranks] for n in range(count)]
-                rows.append(shown({"leavers": count, **job.drain(nodes)}))
+        for gb_s in (None, SLOW_GB_S):
+            links = shaped(cluster, gb_s * 1e9) if gb_s is not None else contextlib.nullcontext()
+            with links:
+                for number in range(repeat):
+                    for count in LEAVERS:
+                        job.calm()
+                        nodes = [job.seats()[(number + n) % job.ranks] for n in range(count)]
+                        rows.append(shown({"leavers": count, "gb_s": gb_s, **job.drain(nodes)}))
     return rows
 
 
@@ -104,11 +118,11 @@ def sizes(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
 def bandwidth(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
     rows = []
     with in_order_afterwards(cluster):
-        job = GrowingJob(cluster, directory, ranks=2, state_bytes=SHAPED_STATE_BYTES)
+        job = GrowingJob(cluster, directory, ranks=2, state_bytes=STATE_BYTES)
         with back_and_forth(cluster, job) as move:
             for gb_s in GB_S:
                 with shaped(cluster, gb_s * 1e9):
-                    rows += [shown({"gb_s": gb_s, **move(SHAPED_STATE_BYTES)}) for _ in range(repeat)]
+                    rows += [shown({"gb_s": gb_s, **move(STATE_BYTES)}) for _ in range(repeat)]
     return rows
 
 

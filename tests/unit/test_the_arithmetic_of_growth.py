@@ -16,7 +16,7 @@ import growth_figures
 
 
 def row(downtime_s: float, **about: Any) -> dict[str, Any]:
-    return {"kind": "drain", "crowding": 1.5, "downtime_s": downtime_s, **about}
+    return {"kind": "drain", "crowding": 1.5, "step_spread_s": 0.0, "downtime_s": downtime_s, **about}
 
 
 def test_a_failure_counts_from_its_instant_to_the_first_new_step_less_a_steady_one() -> None:
@@ -33,9 +33,22 @@ def test_a_planned_move_may_cost_a_little_and_its_floor() -> None:
 
 
 def test_growth_is_from_the_smallest_case_to_the_worst_one() -> None:
-    assert growth_figures.growth({"2": 0.1, "4": 0.3, "16": 0.2}) == pytest.approx(3.0)
-    assert growth_figures.growth({"2": 0.2, "16": 0.1}) == pytest.approx(0.5)
-    assert growth_figures.growth({"2": 0.1}) is None and growth_figures.growth({"2": 0.0, "4": 1.0}) is None
+    def growth(by: dict[int, float], spread_s: float = 0.0) -> float | None:
+        rows = [row(seconds, ranks=ranks, step_spread_s=spread_s) for ranks, seconds in by.items()]
+        return growth_figures.growth(rows, "ranks")
+
+    assert growth({2: 0.1, 4: 0.3, 16: 0.2}) == pytest.approx(3.0)
+    assert growth({2: 0.2, 16: 0.1}) == pytest.approx(0.5)
+    assert growth({2: 0.1}) is None and growth({2: 0.0, 4: 0.0}) is None and growth({}) is None
+
+
+def test_a_downtime_counts_as_no_less_than_steps_differ_by_themselves() -> None:
+    assert growth_figures.spread([0.10, 0.11, 0.12, 0.13, 0.9]) == pytest.approx(0.02)
+    assert growth_figures.spread([0.1]) == 0.0
+    rows = [row(-0.004, leavers=1, step_spread_s=0.01), row(0.02, leavers=4, step_spread_s=0.01)]
+    assert growth_figures.growth(rows, "leavers") == pytest.approx(2.0)
+    rows = [row(-0.004, leavers=1, step_spread_s=0.01), row(0.002, leavers=4, step_spread_s=0.01)]
+    assert growth_figures.growth(rows, "leavers") == pytest.approx(1.0)
 
 
 def test_medians_are_in_the_order_of_numbers() -> None:
@@ -51,7 +64,10 @@ def test_figures_are_of_the_parts_that_were_run() -> None:
             *[row(0.1 * n, ranks=n) for n in (2, 4)],
             *[{**row(0.2 * n, ranks=n), "kind": "process_death"} for n in (2, 4)],
         ],
-        "leavers": [row(0.1, leavers=1), row(0.12, leavers=4)],
+        "leavers": [
+            *[row(0.1, leavers=1, gb_s=None), row(0.12, leavers=4, gb_s=None)],
+            *[row(0.2, leavers=1, gb_s=0.01), row(0.22, leavers=4, gb_s=0.01)],
+        ],
         "sizes": [row(0.02, state_bytes=1 << 20, floor_s=0.001)]
         + [row(seconds, state_bytes=1 << 30, floor_s=0.5) for seconds in (0.5, 0.6, 0.9)],
         "bandwidth": [row(1.2, gb_s=0.05, floor_s=1.0), row(0.1, gb_s=1.0, floor_s=0.06)],
@@ -63,6 +79,7 @@ def test_figures_are_of_the_parts_that_were_run() -> None:
     assert found["planned_growth_with_ranks"] == found["process_death_growth_with_ranks"] == pytest.approx(2)
     assert found["planned_s_by_leavers"] == {"1": 0.1, "4": 0.12}
     assert found["planned_growth_with_leavers"] == pytest.approx(1.2)
+    assert found["planned_growth_with_leavers_on_slow_links"] == pytest.approx(1.1)
     assert found["planned_ratio_floor_1gb"] == pytest.approx(1.2)
     assert found["planned_over_limit"] == pytest.approx(0.6 / 0.7)
     assert found["planned_shaped_over_limit"] == pytest.approx(1.2 / 1.35)
