@@ -275,7 +275,7 @@ def main() -> None:
     for name, bar in result["bars"].items():
         if name in result["figures"]:
             value = result["figures"][name]
-            print(f"{name:>32} {value:8.4f}  bar {bar:6.3f}  {'OVER' if value > bar else ''}")
+            print(f"{name:>42} {value:8.4f}  bar {bar:6.3f}  {'OVER' if value > bar else ''}")
 
 
 if __name__ == "__main__":

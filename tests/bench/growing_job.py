@@ -31,8 +31,8 @@ LOOKED_AT = 100
 
 START_LIMIT_S = 240.0
 SMALL_STATE_BYTES = 1 << 20
-PIECES = 40_000
-"""Of a fixed piece of computing: some 10 ms."""
+PIECES = 300_000
+"""Of a fixed piece of computing: some 0.1 s, as long as a step."""
 
 POLICY = {
     "release": False,  # a drained node stays in the job, and is a standby again when it is resumed

@@ -82,7 +82,7 @@ def figures(planned: Mapping[str, list[Row]]) -> dict[str, Any]:
             some = [row for row in rows if row["kind"] == kind]
             found[f"{name}_s_by_ranks"] = medians(some, "ranks")
             found[f"{name}_growth_with_ranks"] = growth(some, "ranks")
-        for value in ("crowding", "step_spread_s"):
+        for value in ("crowding", "step_spread_s", "steady_step_s"):
             found[f"{value}_by_ranks"] = medians(rows, "ranks", value)
     if rows := planned.get("leavers", []):
         for slow, name in ((False, "leavers"), (True, "leavers_on_slow_links")):

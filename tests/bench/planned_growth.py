@@ -18,8 +18,8 @@ sizes      2 ranks; states of 1 MB to 1 GB a rank. The floor: the same bytes, at
 bandwidth  2 ranks with 64 MB; no node sends faster than 0.05 to 1 GB/s (`tc`), the raw sockets neither.
 groups     4 ranks with 1, 4 and 16 process groups, all in use in every step.
 
-Where a part says nothing of its state, it has 1 MB. A downtime is the difference of two steps' times: how much
-these differ by themselves is kept with each (`step_spread_s`), and growth_figures counts no less than that.
+Where a part says nothing of its state, it has 1 MB. A downtime is the difference of two steps' times: how
+much these differ by themselves is kept with each (`step_spread_s`), and growth_figures counts no less.
 """
 
 from __future__ import annotations
@@ -194,6 +194,6 @@ def table(planned: dict[str, list[Row]]) -> None:
     found: dict[str, Any] = figures(planned)
     for name, value in found.items():
         if isinstance(value, dict):
-            print(f"{name:>32} " + "  ".join(f"{size}: {seconds:.4f}" for size, seconds in value.items()))
+            print(f"{name:>42} " + "  ".join(f"{size}: {seconds:.4f}" for size, seconds in value.items()))
         elif name not in BARS:
-            print(f"{name:>32} {value:.4f}")
+            print(f"{name:>42} {value:.4f}")

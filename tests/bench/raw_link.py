@@ -32,15 +32,11 @@ def shaped(cluster: LocalCluster, bytes_s: float) -> Iterator[None]:
     """No node sends faster than `bytes_s` bytes a second inside. LocalClusterError where `tc` fails."""
     burst = max(LEAST_BURST_BYTES, int(bytes_s * BURST_S))
     limit = ["rate", f"{round(8 * bytes_s)}bit", "burst", str(burst), "latency", f"{QUEUE_MS}ms"]
-    done: list[str] = []
-    try:
+    with contextlib.ExitStack() as undone:
         for node in cluster.node_names:
             cluster.run(["tc", "qdisc", "add", "dev", CABLE, "root", "tbf", *limit], node=node)
-            done.append(node)
+            undone.callback(cluster.run, ["tc", "qdisc", "del", "dev", CABLE, "root"], node=node)
         yield
-    finally:
-        for node in done:
-            cluster.run(["tc", "qdisc", "del", "dev", CABLE, "root"], node=node)
 
 
 class _End:

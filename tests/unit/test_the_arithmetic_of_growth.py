@@ -16,7 +16,8 @@ import growth_figures
 
 
 def row(downtime_s: float, **about: Any) -> dict[str, Any]:
-    return {"kind": "drain", "crowding": 1.5, "step_spread_s": 0.0, "downtime_s": downtime_s, **about}
+    measured = {"crowding": 1.5, "step_spread_s": 0.0, "steady_step_s": 0.1, "downtime_s": downtime_s}
+    return {"kind": "drain", **measured, **about}
 
 
 def test_a_failure_counts_from_its_instant_to_the_first_new_step_less_a_steady_one() -> None:
