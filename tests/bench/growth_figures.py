@@ -39,7 +39,7 @@ def medians(rows: Iterable[Row], key: str, value: str = "downtime_s") -> dict[st
     by: dict[float, list[float]] = {}
     for row in rows:
         by.setdefault(row[key], []).append(float(row[value]))
-    return {f"{found:g}": statistics.median(by[found]) for found in sorted(by)}
+    return {f"{found:.12g}": statistics.median(by[found]) for found in sorted(by)}
 
 
 def spread(steps_s: Sequence[float]) -> float:

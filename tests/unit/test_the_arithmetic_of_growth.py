@@ -82,6 +82,7 @@ def test_figures_are_of_the_parts_that_were_run() -> None:
     assert found["planned_growth_with_leavers"] == pytest.approx(1.2)
     assert found["planned_growth_with_leavers_on_slow_links"] == pytest.approx(1.1)
     assert found["planned_ratio_floor_1gb"] == pytest.approx(1.2)
+    assert found["planned_s_by_bytes"] == {"1048576": 0.02, "1073741824": 0.6}
     assert found["planned_over_limit"] == pytest.approx(0.6 / 0.7)
     assert found["planned_shaped_over_limit"] == pytest.approx(1.2 / 1.35)
     assert found["planned_s_by_gb_s"] == {"0.05": 1.2, "1": 0.1}
