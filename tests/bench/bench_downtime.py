@@ -1,14 +1,17 @@
-"""What unplanned failures cost, from the instant of the fault: 4 ranks on 4 nodes, 2 standbys, char_gpt.
+"""What unplanned failures cost, from the instant of the fault (4 ranks on 4 nodes, 2 standbys, char_gpt), and
+how what planned moves cost grows with ranks, leavers, state, bandwidth and groups.
 
     python tests/bench/bench_downtime.py [--repeat 6]
         [--part process_death|power_off|unplugged|frozen|leader_node|state|snapshots]
+        [--part ranks|leavers|sizes|bandwidth|groups]
 
 Downtime = (commit time of the first new step at the slowest rank) - (instant of the fault) - (median steady
 step). Its parts add up to it: detect_s (until the job has heard of it), decide_s (until the survivors have
 stopped and agreed), switch_s (until the successor has built its role, links and private state), state_s
 (its transfer), redo_s (steps that had been committed and were done again), other_s (the rest of the first
 new step, less a steady one; less than nothing when the survivors have done their share of it by then).
-Beside them: a state's transfer against raw sockets, and what snapshots cost an undisturbed run.
+Beside them: a state's transfer against raw sockets, and what snapshots cost an undisturbed run. What the
+parts of the second line are, and how they take CPU over-subscription out, is said in planned_growth.py.
 
 Writes build/bench/downtime.json; a part that is not run keeps its figures from the run before.
 """
@@ -27,6 +30,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 
+import growth_figures
+import planned_growth
 import snapshot_overhead
 import state_transfer
 import torch
@@ -92,7 +97,7 @@ class Experiment:
         cost = job.until(f"the downtime of {kind} on {node}", new)[0]
         detected_at = float(cost["started_at"])
         parts = {"detect_s": detected_at - at, **cost["parts"]}
-        downtime = float(cost["at"]) - at - float(cost["steady_step_s"])
+        downtime = growth_figures.since_the_fault(at, cost)
         parts["other_s"] += downtime - sum(parts.values())
         joiners = {rank: pair["joiner"] for pair in cost["pairs"] for rank in pair["ranks"]}
         return {
@@ -227,7 +232,7 @@ def snapshots() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = [*FAULTS, "state", "snapshots"]
+    parts = [*FAULTS, "state", "snapshots", *planned_growth.PARTS]
     parser.add_argument("--part", action="append", choices=parts)
     parser.add_argument("--repeat", type=int, default=6)
     arguments = parser.parse_args()
@@ -245,6 +250,12 @@ def main() -> None:
     if "snapshots" in chosen:
         result["snapshots"] = snapshots()
         result["figures"]["snapshot_overhead"] = result["snapshots"]["overhead"]
+    if growing := [part for part in chosen if part in planned_growth.PARTS]:
+        with tempfile.TemporaryDirectory(prefix="tm-slurm-bench-") as jobs:
+            found = planned_growth.measure(growing, Path(jobs), arguments.repeat)
+        result["planned"] = result.get("planned", {}) | found
+        result["figures"] |= growth_figures.figures(result["planned"])
+        planned_growth.table(found)
     limits = bars(detection_limit_s)
     result |= {
         "name": "downtime",
@@ -254,7 +265,9 @@ def main() -> None:
             **{f"{kind}_s": limit for kind, limit in limits.items()},
             **dict.fromkeys(STATES, STATE_BAR),
             "snapshot_overhead": SNAPSHOT_BAR,
+            **growth_figures.BARS,
         },
+        "how": {"over_subscription": planned_growth.OVER_SUBSCRIPTION},
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
@@ -262,7 +275,7 @@ def main() -> None:
     for name, bar in result["bars"].items():
         if name in result["figures"]:
             value = result["figures"][name]
-            print(f"{name:>24} {value:8.4f}  bar {bar:6.3f}  {'OVER' if value > bar else ''}")
+            print(f"{name:>42} {value:8.4f}  bar {bar:6.3f}  {'OVER' if value > bar else ''}")
 
 
 if __name__ == "__main__":
