@@ -411,8 +411,6 @@ class JobState:
     """step and digest → the ranks that have told it"""
     first_peers: Mapping[str, list[Any]] = field(default_factory=dict)
     """where everybody was when training began"""
-    _last_peers: PeerTable | None = None
-    """what `peers` has made last, for the next who asks"""
     nobody_leaves_at: int = -1
     """the version of `nodes` at which there was nobody to be moved"""
     ready_below: int = 0
@@ -480,6 +478,10 @@ class JobState:
     """not before, unless what is excluded has changed since"""
     asked_in_vain: tuple[str, ...] = ()
     """what the last one that brought no node excluded"""
+
+    def __post_init__(self) -> None:
+        self._last_peers: PeerTable | None = None
+        """what `peers` has made last, for the next who asks: no part of the state"""
 
     @classmethod
     def initial(cls, plan: Plan) -> JobState:
