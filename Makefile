@@ -70,7 +70,7 @@ cluster-next: setup apt-next ## Slurm 26.05 with pyslurm in build/next, made onc
 	tests/next/next-release build
 
 test-next: cluster-next ## The tests against real Slurm daemons, those of 26.05 (TESTS=tests/slurm/test_….py)
-	tests/next/next-release run $(BIN)/python -m pytest -p no:cacheprovider $(or $(TESTS),tests/slurm)
+	env -u MAKEFLAGS tests/next/next-release run $(BIN)/python -m pytest -p no:cacheprovider $(or $(TESTS),tests/slurm)
 
 chaos: setup ## Random faults against a training run, seeds 1 to 20 (SEEDS=n), five faults each (FAULTS=n)
 	$(BIN)/python tests/chaos/chaos.py --seeds $(or $(SEEDS),20) --faults $(or $(FAULTS),5)

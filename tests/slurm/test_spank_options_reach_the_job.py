@@ -107,7 +107,7 @@ def test_a_plugin_of_another_release_is_left_out(
         if "define SLURM_VERSION_NUMBER" in text:
             header.write_text(
                 "\n".join(
-                    "#define SLURM_VERSION_NUMBER 0x1a0500"
+                    "#define SLURM_VERSION_NUMBER 0x630b00"
                     if line.startswith("#define SLURM_VERSION_NUMBER")
                     else line
                     for line in text.splitlines()
