@@ -15,7 +15,7 @@ from tm_slurm.coordinator.actions import Tell
 from tm_slurm.coordinator.journal import Journal, create, replay
 from tm_slurm.coordinator.model import Node, Notice
 from tm_slurm.coordinator.news import KEPT, News
-from tm_slurm.coordinator.peer_tables import PeerTables, as_sent
+from tm_slurm.coordinator.peer_tables import CHANGES_FROM, KEPT_FILES, PeerTables, as_sent
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.roster import SHARED_FROM, Nodes, PeerTable, Seats
 from tm_slurm.observe.record import ALL_LOOKED_AT, LEAST_STEPS, Record
@@ -143,6 +143,20 @@ def test_a_large_table_of_peers_is_written_once(tmp_path: Path) -> None:
     assert [as_sent(order, tmp_path) for order in sent] == orders
     small = {"kind": "assign", "peers": PeerTable({"0": ["h", 1, 1]}, {})}
     assert tables.to_send(small) is small and as_sent(small, tmp_path) is small
+
+
+def test_many_changes_are_written_once_for_all_survivors(tmp_path: Path) -> None:
+    """And the files of failures that are long over are not kept."""
+    tables = PeerTables(tmp_path, attempt=0, term=3)
+    for failure in range(2 * KEPT_FILES):
+        changes = {str(rank): ["h", rank, failure] for rank in range(CHANGES_FROM)}
+        order = {"kind": "resolve", "changes": changes, "serve": []}
+        sent = [tables.to_send({**order, "serve": [rank]}) for rank in range(3)]
+        assert len(json.dumps(sent)) < 300
+        assert [as_sent(each, tmp_path) for each in sent] == [{**order, "serve": [rank]} for rank in range(3)]
+    assert len(list(tmp_path.iterdir())) == KEPT_FILES
+    few = {"kind": "resolve", "changes": {"7": ["h", 1, 2]}}
+    assert tables.to_send(few) is few and as_sent(few, tmp_path) is few
 
 
 def test_what_comes_in_one_moment_is_written_together(tmp_path: Path) -> None:

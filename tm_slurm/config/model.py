@@ -269,8 +269,9 @@ class PolicyConfig:
     straggler_slower: Annotated[
         float | None,
         "a node is left when the own work of one of its ranks (the part of a step in which it waits for no "
-        "other) takes by so much longer than that of its replicas (0.1: 10 %), step after step; without it "
-        "nobody looks, and none is",
+        "other) takes by so much longer than that of its replicas (0.1: 10 %), step after step (a rank "
+        "that is slow on a second node, too, has more to do, and no node is left for it); without it nobody "
+        "looks, and none is",
     ] = None
     straggler_steps: Annotated[
         int,

@@ -3,12 +3,15 @@ directory, once, and an order names the file and what has changed since.
 
     leader   {"peers": {"0": [...], …}}  →  {"peers": {"file": "peers.3.json", "changes": {"7": [...]}}}
     agent    the same back again, before a rank process hears of it
+
+The changes that all survivors of a failure are told of, when these have become many, are in a file as well.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +19,12 @@ from typing import Any
 
 from tm_slurm.coordinator.election import write_atomically
 from tm_slurm.coordinator.roster import SHARED_FROM, PeerTable
+
+CHANGES_FROM = 64
+"""More changed peers than these are not sent to each survivor."""
+
+KEPT_FILES = 8
+"""Files of one leader that are there at a time. Who wants an older one is told again, with a new one."""
 
 log = logging.getLogger("tm_slurm.leader")
 
@@ -28,42 +37,53 @@ class PeerTables:
     def __init__(self, job_dir: Path, attempt: int, term: int) -> None:
         self._job_dir = job_dir
         self._stem = f"peers.{attempt}.{term}"
-        self._written: dict[int, tuple[Mapping[str, list[Any]], str]] = {}
-        """id of a base → the base itself, so that the id stays its own, and its file"""
+        self._count = 0
+        self._written: OrderedDict[int, tuple[Mapping[str, list[Any]], str]] = OrderedDict()
+        """id of a table → the table itself, so that the id stays its own, and its file; the last used last"""
 
     def to_send(self, message: Message) -> Message:
         """An order as it goes over the wire. With the whole table if the job directory cannot be written."""
-        peers = message.get("peers")
-        if not isinstance(peers, PeerTable) or len(peers) < SHARED_FROM:
-            return message
-        file = self._file_of(peers.base)
-        return message if file is None else {**message, "peers": {"file": file, "changes": peers.changes}}
+        peers, changes = message.get("peers"), message.get("changes")
+        if isinstance(peers, PeerTable) and len(peers) >= SHARED_FROM:
+            file = self._file_of(peers.base)
+            if file is not None:
+                message = {**message, "peers": {"file": file, "changes": peers.changes}}
+        if changes is not None and len(changes) >= CHANGES_FROM:
+            file = self._file_of(changes)
+            if file is not None:
+                message = {**message, "changes": {"file": file}}
+        return message
 
-    def _file_of(self, base: Mapping[str, list[Any]]) -> str | None:
-        known = self._written.get(id(base))
+    def _file_of(self, table: Mapping[str, list[Any]]) -> str | None:
+        known = self._written.get(id(table))
         if known is None:
-            known = base, f"{self._stem}.{len(self._written)}.json"
+            known = table, f"{self._stem}.{self._count}.json"
             try:
-                write_atomically(self._job_dir / known[1], json.dumps(base))
+                write_atomically(self._job_dir / known[1], json.dumps(table))
             except OSError as error:
                 log.warning("a table of peers cannot be written reason=%s", error)
                 return None
-            self._written[id(base)] = known
+            self._count += 1
+            self._written[id(table)] = known
+            if len(self._written) > KEPT_FILES:
+                _, (_, oldest) = self._written.popitem(last=False)
+                (self._job_dir / oldest).unlink(missing_ok=True)
+        self._written.move_to_end(id(table))
         return known[1]
 
 
 def as_sent(message: Message, job_dir: Path) -> Message:
-    """An order as a rank process hears it. OSError or ValueError when the file that it names cannot be
-    read."""
-    peers = message.get("peers")
-    if peers is None or "file" not in peers:
-        return message
-    base = _base_in(job_dir / Path(str(peers["file"])).name)
-    return {**message, "peers": {**base, **peers["changes"]}}
+    """An order as a rank process hears it. OSError or ValueError when a file that it names cannot be read."""
+    peers, changes = message.get("peers"), message.get("changes")
+    if peers is not None and "file" in peers:
+        message = {**message, "peers": {**_table_in(job_dir, peers["file"]), **peers["changes"]}}
+    if changes is not None and "file" in changes:
+        message = {**message, "changes": _table_in(job_dir, changes["file"])}
+    return message
 
 
-@lru_cache(maxsize=1)
-def _base_in(path: Path) -> dict[str, list[Any]]:
+@lru_cache(maxsize=2)
+def _table_in(job_dir: Path, name: str) -> dict[str, list[Any]]:
     """Read once for all processes of a node: a name is not used twice."""
-    base: dict[str, list[Any]] = json.loads(path.read_text())
-    return base
+    table: dict[str, list[Any]] = json.loads((job_dir / Path(name).name).read_text())
+    return table
