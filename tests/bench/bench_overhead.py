@@ -5,9 +5,9 @@
 Throughput of a job with everything (agents, coordinator, vote, heartbeats), against the same model, data and
 optimizer in plain torch on the same nodes (plain_training.py): DDP on gloo, DDP on backend "tm" without the
 runtime, and that with the vote alone and heartbeats alone. A round is a job and a plain run; the plain
-variants alternate within theirs. A ratio is, for each round, their median step over ours; quoted are
-median, least and largest. Snapshots alone: snapshot_overhead.py. Beside that the processor time of each
-agent, and of the one that leads.
+variants alternate within theirs. A ratio is, for each round, their mean step over ours (what comes once in
+many steps, as heartbeats do, counts); quoted are median, least and largest. Snapshots alone:
+snapshot_overhead.py. Beside that the processor time of each agent, and of the one that leads.
 
 Writes build/bench/overhead.json; a part that is not run keeps its figures from the run before.
 """
@@ -17,24 +17,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 
 import snapshot_overhead
+from results import Result
 from training_jobs import TrainingJob
 
 from tm_slurm.localcluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "build" / "bench" / "overhead.json"
 CONFIG = ROOT / "configs" / "char_gpt.yaml"
 PLAIN = Path(__file__).with_name("plain_training.py")
 ACTIVE = 4
@@ -55,7 +53,7 @@ def cpu_s(pid: int) -> float:
 
 
 def whole(cluster: LocalCluster, directory: Path) -> dict[str, Any]:
-    """One undisturbed job: the median step, and what agents have used a minute meanwhile."""
+    """One undisturbed job: the mean step, and what agents have used a minute meanwhile."""
     directory.mkdir(parents=True)
     settings = {"job__directory": str(directory / "%j"), "train__options": '{"eval_every": 0}'}
     settings |= {"train__steps": str(STEPS), "job__nodes": str(ACTIVE), "job__standbys": "0"}
@@ -64,7 +62,7 @@ def whole(cluster: LocalCluster, directory: Path) -> dict[str, Any]:
     status = job.until("a status", job.files.status)
     pids = {node: job.agent_pid(node) for node in job.active_nodes()}
     before, at = {node: cpu_s(pid) for node, pid in pids.items()}, time.monotonic()
-    job.at_step(STEPS - 2)
+    job.at_step(STEPS - FIRST_STEPS)  # it is told of with a heartbeat: some steps later
     took_s = time.monotonic() - at
     used = {node: (cpu_s(pid) - before[node]) / took_s * 60 for node, pid in pids.items()}
     job.finish(LIMIT_S)
@@ -72,14 +70,15 @@ def whole(cluster: LocalCluster, directory: Path) -> dict[str, Any]:
     leader = str(status["leader"])
     followers = [value for node, value in used.items() if node != leader]
     return {
-        "step_s": statistics.median(seconds),
+        "step_s": statistics.fmean(seconds),
+        "median_step_s": statistics.median(seconds),
         "agent_cpu_s_a_minute": statistics.fmean(followers),
         "leader_cpu_s_a_minute": used.get(leader),
     }
 
 
 def plain(cluster: LocalCluster, directory: Path) -> dict[str, list[float]]:
-    """Median steps of each variant, block by block."""
+    """Mean steps of each variant, block by block."""
     directory.mkdir(parents=True)
     result = directory / "plain.json"
     words = [sys.executable, str(PLAIN), str(result), str(BLOCK_STEPS), str(BLOCKS), *VARIANTS]
@@ -93,7 +92,7 @@ def plain(cluster: LocalCluster, directory: Path) -> dict[str, list[float]]:
     ]
     cluster.run([*srun, *words], env={"OMP_NUM_THREADS": "1"}, timeout_s=LIMIT_S)
     found = json.loads(result.read_text())
-    return {name: [statistics.median(block) for block in found[name]] for name in VARIANTS}
+    return {name: [statistics.fmean(block) for block in found[name]] for name in VARIANTS}
 
 
 def throughput(rounds: int) -> list[dict[str, Any]]:
@@ -105,7 +104,7 @@ def throughput(rounds: int) -> list[dict[str, Any]]:
         for number in range(rounds):
             ours = whole(cluster, Path(jobs) / f"whole-{number}")
             theirs = plain(cluster, Path(jobs) / f"plain-{number}")
-            steps = {name: statistics.median(blocks) for name, blocks in theirs.items()}
+            steps = {name: statistics.fmean(blocks) for name, blocks in theirs.items()}
             pairs = {name: [a / b for a, b in zip(theirs["tm"], theirs[name], strict=True)] for name in steps}
             row = {**ours, "plain_step_s": steps, "tm_over": pairs, "load": os.getloadavg()[0]}
             row["over"] = {name: steps[name] / ours["step_s"] for name in steps}
@@ -155,24 +154,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     chosen = arguments.part or ["throughput", "snapshots"]
-    parts: dict[str, Any] = json.loads(RESULT.read_text())["parts"] if RESULT.exists() else {}
-    if "throughput" in chosen:
-        parts["throughput"] = throughput(arguments.rounds)
-    if "snapshots" in chosen:
-        parts["snapshots"] = snapshots()
-    found, spreads = figures(parts)
-    result = {
-        "name": "overhead",
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
-        "versions": {"torch": version("torch"), "python": platform.python_version()},
-        "bars": BARS,
-        "figures": found,
-        "spreads": spreads,
-        "parts": parts,
-    }
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    for name, value in found.items():
+    result = Result("overhead", lambda parts: (figures(parts)[0], {"spreads": figures(parts)[1]}), bars=BARS)
+    runs = {"throughput": lambda: throughput(arguments.rounds), "snapshots": snapshots}
+    for part in chosen:
+        result.measure(part, runs[part])
+    for name, value in result.figures.items():
         bar = BARS.get(name)
         judged = "" if bar is None else f"  bar {bar:g}{'  UNDER' if value < bar else ''}"
         print(f"{name:>40} {value:8.4f}{judged}")

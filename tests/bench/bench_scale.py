@@ -13,9 +13,12 @@ affected_ms   the same until the last affected rank has been told
 messages      what went over the wire for one leaver, heartbeats and signs of life not counted; these carry
               the news of it to all others (their bytes are under `alive`)
 cores         processor seconds of the leader a second, with heartbeats as often as the default config has
-              them
-takeover_s    from killing the leader until the next one has replayed the journal and leads; `all_back_s`:
-              until all agents have come to it
+              them (where it does not keep up with these, so many times more), and with reading
+              what Slurm tells of all nodes as often as a leader asks for that
+takeover_s    from killing the leader until the next one, which stands back as a standby's agent does, has
+              replayed the journal and leads; `all_back_s`: until all agents have come to it.
+              `takeover_after_a_day_s`: with the journal of a day instead, in which nodes fail as often as is
+              published
 
 Beside that a month's journal, replayed; and a simulated month of 64K GPUs (scale_month.py). Writes
 build/bench/scale.json; a part that is not run keeps its figures from the run before.
@@ -24,9 +27,7 @@ build/bench/scale.json; a part that is not run keeps its figures from the run be
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import resource
 import statistics
 import sys
@@ -41,14 +42,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import scale_journal
 import scale_month
+from figures_record import stamp
+from results import Result
 from scale_job import HEARTBEAT_S, KEEPALIVE_S, LEASE_S, STEP_S, ScaleJob
 
-RESULT = Path(__file__).parents[2] / "build" / "bench" / "scale.json"
+from tm_slurm.coordinator.slurm_side import pause_s
+from tm_slurm.slurm.scontrol_text import parse_nodes
+
 SIZES = (64, 1024, 4096, 16384)
 RACK = 64
 MOVES = 9
 DUPLICATES = 1000
 STEADY_S = 20.0
+POLL_INTERVAL_S = 1.0
+SCONTROL_SAID = Path(__file__).parents[1] / "unit" / "golden" / "scontrol_nodes_resumed.txt"
 SPARE_DESCRIPTORS = 64
 JOURNALS = ((1024, 30.0), (16384, 1.0))
 """Nodes, and days of their journal."""
@@ -60,6 +67,7 @@ BARS = {
     "coordinator_rss_mb": 1024.0,
     "coordinator_cores": 1.0,
     "takeover_s": LEASE_S + 1.0,
+    "takeover_after_a_day_s": LEASE_S + 1.0,
 }
 
 
@@ -120,6 +128,18 @@ def steady(job: ScaleJob, seconds: float) -> dict[str, Any]:
     }
 
 
+def polling(nodes: int) -> dict[str, Any]:
+    """What it costs to read what scontrol says of all nodes, as often as a leader asks for it."""
+    record = SCONTROL_SAID.read_text().splitlines()[0]
+    name = record.split()[0].removeprefix("NodeName=")
+    text = "\n".join(record.replace(name, f"n{number:05d}") for number in range(nodes))
+    before = time.process_time()
+    assert len(parse_nodes(text)) == nodes
+    cpu_s = time.process_time() - before
+    every_s = pause_s(POLL_INTERVAL_S, nodes)
+    return {"read_cpu_s": cpu_s, "every_s": every_s, "cores": cpu_s / every_s}
+
+
 def duplicates(job: ScaleJob, node: str) -> dict[str, Any]:
     """One fact, told by 1,000 signed events."""
     job.until_calm()
@@ -166,10 +186,10 @@ def takeover(job: ScaleJob, node: str) -> dict[str, Any]:
     job.successor()
     time.sleep(LEASE_S)
     job.until_calm()
-    lost_before = len(job.notes("node_lost"))
+    lost_before, known = len(job.notes("node_lost")), len(job.notes("leads"))
     at = time.time()
     job.leaders[-2].end()
-    leads = job.until("the next leader", lambda: job.notes("leads")[1:])[0]
+    leads = job.until("the next leader", lambda: job.notes("leads")[known:])[0]
     everybody = job.active + job.standbys
 
     def back() -> float:
@@ -195,7 +215,8 @@ def measure(active: int) -> dict[str, Any]:
     standbys = MOVES + 3 + racked + 4
     with a_job(active, standbys) as job:
         names = iter(f"n{number:05d}" for number in range(1, active, max(1, active // (2 * standbys))))
-        row: dict[str, Any] = {"nodes": active, "standbys": standbys, "start_s": job.start()}
+        row: dict[str, Any] = {"nodes": active, "standbys": standbys, "made": stamp()}
+        row["start_s"] = job.start()
         row["start_rss_mb"] = job.leader.memory_mb("VmRSS")
         moves = [one_move(job, next(names)) for _ in range(MOVES)]
         row["move_ms"] = [move["move_ms"] for move in moves]
@@ -203,7 +224,7 @@ def measure(active: int) -> dict[str, Any]:
         row["messages"] = [move["messages"] for move in moves]
         row["bytes"] = [move["bytes"] for move in moves]
         row["kinds"] = moves[-1]["kinds"]
-        row["steady"] = steady(job, STEADY_S)
+        row["steady"], row["polling"] = steady(job, STEADY_S), polling(active + standbys)
         row["duplicates"] = duplicates(job, next(names))
         row["rack"] = rack(job, [next(names) for _ in range(racked)])
         row["loss"] = loss(job, next(names))
@@ -270,11 +291,14 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
     if SIZES[-1] in rows:
         largest = rows[SIZES[-1]]
         found["coordinator_rss_mb"] = max(largest["rss_mb"], largest["successor_rss_mb"])
-        found["coordinator_cores"] = largest["steady"]["cores"]
+        load = largest["steady"]
+        kept_up = min(1.0, load["beats_over_wanted"], load["alive_over_wanted"])
+        found["heartbeats_kept_up"] = kept_up
+        found["coordinator_cores"] = load["cores"] / kept_up + largest["polling"]["cores"]
         found["takeover_s"] = largest["takeover"]["takeover_s"]
         found["all_back_s"] = largest["takeover"]["all_back_s"]
         found["rack_of_64_s"] = largest["rack"]["moved_s"]
-    if 64 in rows and 16384 in rows:
+    if 64 in rows and 16384 in rows and rows[64]["made"]["commit"] == rows[16384]["made"]["commit"]:
         many, few = (statistics.median(rows[nodes]["messages"]) for nodes in (16384, 64))
         found["messages_16384_over_64"] = many / few
     by_size = {row["nodes"]: row for row in parts.get("decisions", [])}
@@ -283,11 +307,20 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
     if 64 in by_size and 16384 in by_size:
         many, few = (statistics.median(by_size[nodes]["messages"]) for nodes in (16384, 64))
         found["decisions_messages_16384_over_64"] = many / few
+    day = [row for row in parts.get("journal", []) if row["nodes"] == SIZES[-1]]
+    if SIZES[-1] in rows and day:
+        found["takeover_after_a_day_s"] = found["takeover_s"] + max(row["replay_s"] for row in day)
     for row in parts.get("journal", []):
         found[f"replay_s_{row['nodes']}_nodes_{row['days']:g}_days"] = row["replay_s"]
     for row in parts.get("month", {}).get("rows", []):
         found[f"ettr_64k_{row['strategy'].replace(' ', '_')}"] = row["ettr"]
     return found
+
+
+def with_size(rows: list[dict[str, Any]], row: dict[str, Any]) -> list[dict[str, Any]]:
+    """A size that was measured anew takes the place of what was known of it."""
+    others = [other for other in rows if other["nodes"] != row["nodes"]]
+    return sorted([*others, row], key=lambda row: int(row["nodes"]))
 
 
 def main() -> None:
@@ -301,34 +334,26 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     if max(sizes) + 2 * RACK + SPARE_DESCRIPTORS > descriptors:
         parser.error(f"{max(sizes)} nodes need as many sockets, ulimit -Hn is {descriptors}: raise it")
-    parts: dict[str, Any] = json.loads(RESULT.read_text())["parts"] if RESULT.exists() else {}
-    if "nodes" in chosen:
-        kept = [row for row in parts.get("nodes", []) if row["nodes"] not in sizes]
-        parts["nodes"] = sorted(kept + [measure(size) for size in sizes], key=lambda row: row["nodes"])
-    if "decisions" in chosen:
-        parts["decisions"] = decisions()
-    if "journal" in chosen:
-        parts["journal"] = journals()
-    if "month" in chosen:
-        parts["month"] = scale_month.measure()
-    result = {
-        "name": "scale",
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
-        "versions": {"python": platform.python_version()},
-        "how": {
+    result = Result(
+        "scale",
+        lambda parts: (figures(parts), {}),
+        how={
             "nodes": "simulated: one light process, a TCP socket a node over loopback, the real protocol",
             "ranks_per_node": 1,
             "policy": {"heartbeat_s": HEARTBEAT_S, "keepalive_s": KEEPALIVE_S, "lease_s": LEASE_S},
             "step_s": STEP_S,
-            "slurm": "not polled",
+            "slurm": "what scontrol would say is read; it is not run",
+            "not_simulated": "16,384 agents' reads of the leader file; joiners' reads of the table of peers",
         },
-        "bars": BARS,
-        "figures": figures(parts),
-        "parts": parts,
-    }
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    for name, value in result["figures"].items():
+        bars=BARS,
+    )
+    for size in sizes if "nodes" in chosen else ():
+        result.measure("nodes", lambda size=size: with_size(result.parts.get("nodes", []), measure(size)))
+    runs = {"decisions": decisions, "journal": journals, "month": scale_month.measure}
+    for part in chosen:
+        if part in runs:
+            result.measure(part, runs[part])
+    for name, value in result.figures.items():
         bar = BARS.get(name)
         judged = "" if bar is None else f"  bar {bar:g}{'  OVER' if value > bar else ''}"
         print(f"{name:>32} {value:10.3f}{judged}")

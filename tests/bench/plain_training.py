@@ -1,5 +1,6 @@
 """char_gpt without tm_slurm's runtime, agent and coordinator, one rank a Slurm task: DDP on gloo, on "tm",
-and on "tm" with one part of the runtime switched on, in turn. A program of bench_overhead:
+and on "tm" with one part of the runtime switched on, in turn: the vote, with what belongs to it in every
+step (the mark to go back to, the look at the gradients), or heartbeats. A program of bench_overhead:
 
     srun python plain_training.py RESULT STEPS ROUNDS VARIANT…
 
@@ -11,6 +12,7 @@ RESULT (JSON).
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import socket
@@ -27,12 +29,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tm_slurm.comm import Endpoint, Peer, register
 from tm_slurm.control.handshake import SECRET_BYTES
-from tm_slurm.examples.char_gpt import build, train_step
+from tm_slurm.examples.char_gpt import build, train_step, warm_up
 from tm_slurm.examples.char_gpt_options import read_options
 from tm_slurm.runtime.agent_link import AgentLink
+from tm_slurm.runtime.finite import all_finite
 from tm_slurm.runtime.role import role_of
 from tm_slurm.runtime.vote import Ballot, Vote
 from tm_slurm.slurm import expand, reachable_address
+from tm_slurm.state.marking import Mark, mark
 
 PORT = 29555
 
@@ -59,13 +63,14 @@ class Variant:
         self.name = name
         model = copy.deepcopy(state["model"].module)
         wrapped = DistributedDataParallel(model, process_group=group)
-        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=state["options"].learning_rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        optimizer = torch.optim.AdamW(_groups_for(model, state))
+        warming = functools.partial(warm_up, state["options"].warmup_steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warming)
         self.state = {**state, "model": wrapped, "optimizer": optimizer, "schedule": schedule}
         self.vote: Vote | None = None
         self.link: AgentLink | None = None
         if name == "tm_vote":
-            self.vote = Vote(Ballot())
+            self.vote = Vote(Ballot(), nonfinite=lambda: not all_finite(self.state))
             self.vote.watch(self.state)
         if name == "tm_beats":
             ours, theirs = socket.socketpair()
@@ -74,19 +79,37 @@ class Variant:
             self.link = AgentLink(ours)
             self.link.start({}, every_beat=self.link.beat)
         self.step = 0
+        self._seconds = 0.0
+        self._mark: Mark | None = None
 
     def one(self, rank: int) -> float:
         """A step; its seconds."""
         began = time.perf_counter()
         if self.vote is not None:
+            self._mark = mark(self.state, self._mark)
             self.vote.open()
         loss = float(train_step(self.state, self.step)["loss"])
-        seconds = time.perf_counter() - began
         if self.link is not None:
             about = {"rank": rank, "epoch": 0, "step": self.step, "loss": loss}
-            self.link.committed(**about, at=time.time(), seconds=seconds)
+            self.link.committed(**about, at=time.time(), seconds=self._seconds)
         self.step += 1
-        return seconds
+        self._seconds = time.perf_counter() - began
+        return self._seconds
+
+
+def _groups_for(model: torch.nn.Module, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parameter groups that char_gpt's optimizer has, of a copy of its model."""
+    names = {id(parameter): name for name, parameter in state["model"].module.named_parameters()}
+    own = dict(model.named_parameters())
+    return [
+        {
+            "params": [own[names[id(parameter)]] for parameter in group["params"]],
+            "lr": group["initial_lr"],
+            "betas": group["betas"],
+            "weight_decay": group["weight_decay"],
+        }
+        for group in state["optimizer"].param_groups
+    ]
 
 
 def main() -> None:

@@ -51,7 +51,10 @@ class Program:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
-        return dict(json.loads(self.process.stdout.readline()))
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise AssertionError(f"{self.process.args[1]} has ended: exit code {self.process.wait(5.0)}")
+        return dict(json.loads(answer))
 
     def await_ready(self) -> None:
         """Until it says so."""

@@ -11,9 +11,11 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 
 from tm_slurm.agent.following import LOOK_S
+from tm_slurm.agent.leading import STAND_BACK_S
 from tm_slurm.control import read_secret
 from tm_slurm.coordinator.election import Candidate, LeaderWatch
 from tm_slurm.coordinator.leader import Leader, Limits
@@ -35,9 +37,11 @@ async def lead(
     limits = Limits(
         poll_interval_s=1.0, heartbeat_s=heartbeat_s, start_timeout_s=3600.0, reconnect_s=keepalive_s
     )
+    stand_back_s = 0.0 if watch.look() is None else STAND_BACK_S  # the first leader has nobody before it
     while True:
         watch.look()
-        leadership = candidate.claim() if watch.over_for_s() is not None else None
+        over_s = watch.over_for_s()
+        leadership = candidate.claim() if over_s is not None and over_s >= stand_back_s else None
         if leadership is None:
             await asyncio.sleep(LOOK_S)
             continue
@@ -54,6 +58,11 @@ async def lead(
         await leader.lead()  # until another leads, or the machine has let it starve
 
 
+def _end_with_the_bench() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
 def main() -> None:
     job_dir, active, standbys, node = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     heartbeat_s, keepalive_s, lease_s = map(float, sys.argv[5:8])
@@ -63,6 +72,7 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(message)s",
     )
     limits = {"heartbeat_s": heartbeat_s, "keepalive_s": keepalive_s, "lease_s": lease_s}
+    threading.Thread(target=_end_with_the_bench, daemon=True).start()
     print("ready", flush=True)
     asyncio.run(lead(job_dir, plan_of(active, standbys), node, **limits))
 

@@ -18,6 +18,7 @@ from tm_slurm.coordinator.news import KEPT, News
 from tm_slurm.coordinator.peer_tables import CHANGES_FROM, KEPT_FILES, PeerTables, as_sent
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.roster import SHARED_FROM, Nodes, PeerTable, Seats
+from tm_slurm.coordinator.slurm_side import pause_s
 from tm_slurm.observe.record import ALL_LOOKED_AT, LEAST_STEPS, Record
 
 
@@ -194,6 +195,11 @@ def test_the_last_interruption_of_a_large_job_has_its_downtime(tmp_path: Path) -
     record.close()
     lines = [json.loads(line) for line in next(tmp_path.glob("timeline*.jsonl")).read_text().splitlines()]
     assert [line["downtime_s"] for line in lines if line.get("what") == "downtime"] == [0.0]
+
+
+def test_slurm_is_asked_for_no_more_nodes_in_a_second() -> None:
+    assert pause_s(1.0, 6) == pause_s(1.0, 1000) == 1.0 and pause_s(0.2, 100) == 0.2
+    assert pause_s(1.0, 16384) == pause_s(0.2, 16384) == pytest.approx(16.384)
 
 
 def test_commit_times_of_a_large_job_take_no_more_memory(tmp_path: Path) -> None:

@@ -60,14 +60,16 @@ def test_simulated_nodes_do_what_the_decisions_ask_of_them(tmp_path: Path) -> No
 
 
 def row(nodes: int, messages: int) -> dict[str, Any]:
-    steady = {"cores": nodes / 1e5}
+    steady = {"cores": nodes / 1e5, "beats_over_wanted": 0.8, "alive_over_wanted": 1.0}
     return {
         "nodes": nodes,
+        "made": {"at": "2026-11-30T10:00:00+00:00", "commit": "abc"},
         "move_ms": [10.0, 30.0, 20.0],
         "messages": [messages],
         "rss_mb": 100.0,
         "successor_rss_mb": 120.0,
         "steady": steady,
+        "polling": {"cores": 0.05},
         "takeover": {"takeover_s": 2.5, "all_back_s": 4.0},
         "rack": {"moved_s": 1.0},
     }
@@ -76,7 +78,8 @@ def row(nodes: int, messages: int) -> dict[str, Any]:
 def test_figures_are_of_the_largest_job_and_ratios_of_one_run() -> None:
     found = bench_scale.figures({"nodes": [row(64, 30), row(16384, 45)]})
     assert found["move_ms_16384"] == 20.0 and found["messages_16384_over_64"] == 1.5
-    assert found["coordinator_rss_mb"] == 120.0 and found["coordinator_cores"] == pytest.approx(0.16384)
+    assert found["coordinator_rss_mb"] == 120.0 and found["coordinator_cores"] == pytest.approx(0.2048 + 0.05)
+    assert found["heartbeats_kept_up"] == 0.8
     assert "messages_16384_over_64" not in bench_scale.figures({"nodes": [row(64, 30)]})
     assert bench_scale.figures({}) == {}
     assert json.dumps(found)

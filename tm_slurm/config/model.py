@@ -190,7 +190,11 @@ class TrainConfig:
 class PolicyConfig:
     """How the coordinator behaves. All times in seconds."""
 
-    poll_interval_s: Annotated[float, "how often Slurm is asked for the nodes' states"] = 1.0
+    poll_interval_s: Annotated[
+        float,
+        "how often Slurm is asked for the nodes' states; less often in a job of more than 1,000 nodes (so "
+        "many are asked for in a second), where strigger and the plugin tell sooner",
+    ] = 1.0
     heartbeat_s: Annotated[float, "how often agents report to the leader"] = 0.5
     keepalive_s: Annotated[
         float,
@@ -276,7 +280,7 @@ class PolicyConfig:
     straggler_steps: Annotated[
         int,
         "so many of the last steps are looked at for that; at least four fifths of them must have been slow",
-    ] = 20
+    ] = 12
     window_lead_s: Annotated[
         float | None,
         "how long before a reservation of its nodes for something else the job leaves them; without it 600, "

@@ -29,6 +29,10 @@ AWAIT_DRAINED_INTERVAL_S = 0.2
 AWAIT_DRAINED_LIMIT_S = 60.0
 """So long polls are that close; later only as close as ever."""
 
+NODES_POLLED_PER_S = 1000.0
+"""At most so many: in a larger job polls are further apart, so that they cost neither slurmctld nor the
+leader more than in one of 1,000 nodes. Triggers, prolog, epilog and plugin tell at once."""
+
 CONTROLLER_INTERVAL_S = 1.0
 """Between looks at whether somebody has cancelled the controller's job."""
 
@@ -37,6 +41,11 @@ ASK_AGAIN_S = 1.0
 
 RELEASE_TOGETHER_S = 1.0
 """How long a node that is ready to be given back waits for others that are about to be."""
+
+
+def pause_s(interval_s: float, nodes: int) -> float:
+    """Seconds between two polls of so many nodes, where `interval_s` is wished."""
+    return max(interval_s, nodes / NODES_POLLED_PER_S)
 
 
 class SlurmSide:
@@ -199,7 +208,8 @@ class SlurmSide:
         """Until the next poll: short while nodes are awaited, but not for ever (somebody has resumed one)."""
         self._awaited_since = {name: self._awaited_since.get(name, now) for name in awaited}
         fresh = any(now - since < AWAIT_DRAINED_LIMIT_S for since in self._awaited_since.values())
-        return AWAIT_DRAINED_INTERVAL_S if fresh else self._poll_interval_s
+        interval_s = AWAIT_DRAINED_INTERVAL_S if fresh else self._poll_interval_s
+        return pause_s(interval_s, len(self._state.nodes))
 
     async def _comment_for_ever(self) -> None:
         said: str | None = None
