@@ -19,12 +19,13 @@ from simulated_nodes import Message, SimulatedJob, SimulatedNode
 
 from tm_slurm.control.frames import encode
 from tm_slurm.control.handshake import SECRET_BYTES
-from tm_slurm.coordinator.actions import Release, Tell
+from tm_slurm.coordinator import summary
+from tm_slurm.coordinator.actions import Release, Spread, Tell
 from tm_slurm.coordinator.decide import AGENT_INPUTS, Decisions
 from tm_slurm.coordinator.election import Candidate, LeaderFile, LeaderWatch
 from tm_slurm.coordinator.journal import create, journal_path
 from tm_slurm.coordinator.leader import Leader, Limits
-from tm_slurm.coordinator.model import JobState
+from tm_slurm.coordinator.memory import Memory
 from tm_slurm.coordinator.peer_tables import PeerTables
 from tm_slurm.planning.failures import published_mttf_h
 
@@ -38,7 +39,11 @@ class JournalWriter:
 
     def __init__(self, job_dir: Path, active: int) -> None:
         plan = plan_of(active, STANDBYS)
-        self.decisions = Decisions(JobState.initial(plan), plan.order[-1])
+        self.memory = Memory(plan, plan.order[-1])
+        self._job_dir = job_dir
+        self._summed_up = 0
+        self.summary_s: list[float] = []
+        """what a leader's loop has waited for each summary"""
         self.lines = 0
         self.cpu_s = 0.0
         """processor time of the leader's part: decisions, journal lines, encoding"""
@@ -84,7 +89,12 @@ class JournalWriter:
             given = {"at": self.now, **self._queue.popleft()}
             began = time.process_time()
             self._write(given)
-            actions = self.decisions.handle(given)
+            actions = self.memory.take(given)
+            for action in actions:
+                if isinstance(action, Tell):
+                    self.memory.orders.add(action, 1)
+                elif isinstance(action, Spread):
+                    self.memory.news.add(action.message)
             tells = [a.message for a in actions if isinstance(a, Tell)] if self.counts else []
             sizes = [len(encode(self.tables.to_send(message))) for message in tells]
             self.cpu_s += time.process_time() - began
@@ -95,6 +105,25 @@ class JournalWriter:
                     self.nodes[action.node].hear(action.slot, action.message)
                 elif isinstance(action, Release):
                     self._queue.append({"kind": "released", "node": action.node})
+
+        if self.memory.inputs - self._summed_up >= summary.INPUTS:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """As a leader does now and then; nobody is behind with what it was told."""
+        for name in self.nodes:
+            self.memory.orders.drop(name)
+        self._summed_up = self.memory.inputs
+        began = time.monotonic()
+        whole = summary.pickled(self.memory)
+        self.summary_s.append(time.monotonic() - began)
+        self._journal.flush()
+        position = [(1, journal_path(self._job_dir, 0, 1).stat().st_size)]
+        summary.write(self._job_dir, 0, position, whole)
+
+    @property
+    def decisions(self) -> Decisions:
+        return self.memory.decisions
 
     def refill(self) -> None:
         """What was given back or lost is there again, as a standby of the pool."""
@@ -147,6 +176,7 @@ def write(job_dir: Path, active: int, days: float) -> dict[str, Any]:
     LeaderFile("n00000", "127.0.0.1", 0, 1, 0, 1, writer.now, resigned=True).write(job_dir)
     size = journal_path(job_dir, 0, 1).stat().st_size
     about = {"failures": failures, "planned": planned, "lines": writer.lines, "bytes": size}
+    about |= {"summaries": len(writer.summary_s), "summary_s": max(writer.summary_s, default=0.0)}
     return {"nodes": active, "days": days, "lines_at_start": began_with, **about}
 
 

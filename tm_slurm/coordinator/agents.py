@@ -15,6 +15,7 @@ from tm_slurm.coordinator.actions import Tell
 from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.decide import AGENT_INPUTS
 from tm_slurm.coordinator.election import Leadership
+from tm_slurm.coordinator.memory import MALFORMED
 from tm_slurm.coordinator.news import News
 from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.peer_tables import PeerTables
@@ -23,9 +24,6 @@ from tm_slurm.coordinator.probing import nobody_listens
 from tm_slurm.coordinator.refilling import Brought
 
 log = logging.getLogger("tm_slurm.leader")
-
-MALFORMED = (KeyError, TypeError, ValueError)
-"""What the decisions raise for a message that lacks something, or has it in the wrong type."""
 
 PROBE_S = 1.0
 """A node that has not said by then whether its agent still listens is waited for like any silent one."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Journal:
         `about`: what must be the same for every leader of this start of the job; the first one's counts."""
         self._job_dir = job_dir
         self._attempt = attempt
+        self._term = term
         self._sync = sync
         self._pieces, earlier = history(job_dir, attempt, before=term)
         self.about = earlier if earlier is not None else about
@@ -58,9 +59,18 @@ class Journal:
         self._file = self.path.open("ab", buffering=0)
         self.append({"kind": "continues", "of": self._pieces, "about": self.about})
 
-    def inherited(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """What earlier leaders have written, in order, and in which term."""
-        return _records(self._job_dir, self._attempt, self._pieces)
+    @property
+    def pieces(self) -> list[Piece]:
+        """Those of earlier leaders."""
+        return list(self._pieces)
+
+    def position(self) -> list[Piece]:
+        """How far the history has come: the pieces, and what there is of this term's."""
+        return [*self._pieces, (self._term, os.fstat(self._file.fileno()).st_size)]
+
+    def inherited(self, after: Sequence[Piece] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What earlier leaders have written, in order, and in which term; `after`: from there on."""
+        return _records(self._job_dir, self._attempt, self._pieces, after)
 
     def append(self, *records: dict[str, Any]) -> None:
         """Write records; OSError when the disk does not take them whole: then nothing of them is left in the
@@ -121,10 +131,13 @@ def _head(data: bytes) -> dict[str, Any] | None:
     return json.loads(line) if newline else None
 
 
-def _records(job_dir: Path, attempt: int, pieces: list[Piece]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(
+    job_dir: Path, attempt: int, pieces: list[Piece], after: Sequence[Piece] = ()
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    known = dict(after)
     for term, size in pieces:
         with journal_path(job_dir, attempt, term).open("rb") as file:
-            at = len(file.readline())
+            at = file.seek(known[term]) if term in known else len(file.readline())
             while at < size:
                 line = file.readline()
                 at += len(line)

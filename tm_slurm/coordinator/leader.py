@@ -17,20 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tm_slurm.control import ChannelClosed, HandshakeRefused, accept, listening_at
-from tm_slurm.coordinator import batch_script
+from tm_slurm.coordinator import batch_script, summary
 from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Spread, Tell
-from tm_slurm.coordinator.agents import MALFORMED, Agents
+from tm_slurm.coordinator.agents import Agents
 from tm_slurm.coordinator.allocation import Allocation
 from tm_slurm.coordinator.allocation import end as end_allocation
 from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.clock import elapsed_s
-from tm_slurm.coordinator.decide import Decisions
 from tm_slurm.coordinator.election import Leadership, write_atomically
-from tm_slurm.coordinator.journal import Journal
+from tm_slurm.coordinator.journal import Journal, Piece
+from tm_slurm.coordinator.memory import MALFORMED, Memory
 from tm_slurm.coordinator.metrics_door import MetricsDoor
 from tm_slurm.coordinator.model import JobState, Plan
-from tm_slurm.coordinator.news import News
-from tm_slurm.coordinator.orders import Orders
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.refilling import brought_by, why_not_admitted
 from tm_slurm.coordinator.requests import Requests
@@ -42,7 +40,7 @@ from tm_slurm.coordinator.stragglers import Stragglers
 from tm_slurm.coordinator.training import Training
 from tm_slurm.coordinator.wards import Wards, wards_of
 from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
-from tm_slurm.events import Episodes, Event, EventError
+from tm_slurm.events import Episodes
 from tm_slurm.events.signed import SignedEvents
 from tm_slurm.observe.record import Record
 from tm_slurm.slurm import Slurm
@@ -148,22 +146,21 @@ class Leader:
         about = self._journal.about
         plan = replace(plan, batch_host=about["batch_host"], order=about.get("order", plan.order))
         self._record = Record(self.job_dir, plan.world_size)
-        self._decisions = Decisions(JobState.initial(plan), node)
+        self._memory, self._covered = self._remembered(plan)
+        self._summed_up = self._memory.inputs
+        self._summing_up: asyncio.Task[None] | None = None
         self._stragglers: Stragglers | None = None
         if limits.straggler_slower is not None:
             self._stragglers = Stragglers(
                 slower=limits.straggler_slower,
                 steps=limits.straggler_steps,
-                replicas=self._decisions.same_work,
+                replicas=self._memory.decisions.same_work,
             )
-        self._orders = Orders()
-        self._news = News()
         self._soon: list[Message] = []
-        self._seen: list[Event] = []
         self._slurm_side: SlurmSide | None = None
-        self._replayed = 0
         with _without_collections():
-            comment = self._replay()
+            self._replay()
+        self._replayed = self._memory.inputs
         if slurm is not None and job_id is not None:
             self._slurm_side = SlurmSide(
                 slurm=slurm,
@@ -172,16 +169,16 @@ class Leader:
                 state=self.state,
                 feed=self._feed,
                 leads=leadership.holds,
-                seen=self._seen,
+                seen=self._memory.seen,
                 poll_interval_s=limits.poll_interval_s,
             )
-            if comment is not None:
-                self._slurm_side.comment(comment.text)
+            if self._memory.comment is not None:
+                self._slurm_side.comment(self._memory.comment.text)
         self._agents = Agents(
             leadership=leadership,
             presence=self._presence,
-            orders=self._orders,
-            news=self._news,
+            orders=self._memory.orders,
+            news=self._memory.news,
             feed=self._feed,
             feed_soon=self._feed_soon,
             aside=self._took_aside,
@@ -201,7 +198,7 @@ class Leader:
                 term=leadership.term,
                 nodes=self.state.nodes,
                 episodes=Episodes() if self._slurm_side is None else self._slurm_side.episodes,
-                handled=self._seen,
+                handled=list(self._memory.seen),
                 job_of=lambda node: self.state.nodes[node].job_id,
                 wanted=limits.signed_events,
             ),
@@ -209,33 +206,45 @@ class Leader:
             self._presence,
         )
 
-    def _replay(self) -> Comment | None:
-        """Take every decision that the leaders before have taken; returns the job's comment that this led
-        to."""
-        comment = None
-        for term, given in self._journal.inherited():
-            try:
-                for action in self._decide(given):
-                    if isinstance(action, Tell):
-                        self._orders.add(action, term, whole=not wards_of(action.message))
-                    elif isinstance(action, Spread):
-                        self._news.add(action.message)
-                    comment = action if isinstance(action, Comment) else comment
-            except MALFORMED:
-                pass  # as it was refused when it came
-            if "events" in given:
-                with contextlib.suppress(EventError, *MALFORMED):
-                    self._seen += [Event.from_json(event) for event in given["events"]]
-            self._replayed += 1
+    def _remembered(self, plan: Plan) -> tuple[Memory, list[Piece]]:
+        """What a leader before has summed up, and how much of the history that is; else nothing yet."""
+        known = summary.newest(self.job_dir, self._leadership.attempt, self._journal.pieces)
+        if known is None:
+            return Memory(plan, self.node), []
+        memory, covered = known
+        memory.decisions.state.plan, memory.decisions.leader_node = plan, self.node
+        return memory, covered
+
+    def _replay(self) -> None:
+        """Take every decision that the leaders before have taken since."""
+        for term, given in self._journal.inherited(self._covered):
+            self._memory.repeat(term, given)
             if self._leadership.is_due():  # a long history must not cost the lease
                 self._leadership.renew()
-        if self._replayed == 0:
+        if self._memory.inputs == 0:
             (self.job_dir / "verdict.json").unlink(missing_ok=True)
-        return comment
+
+    def _sum_up(self) -> None:
+        """For the next leader, when that has become worth it, and nothing is under way that would wait."""
+        state = self.state
+        calm = state.started and state.move is None and state.recovery is None and not state.ended
+        if not calm or self._memory.inputs - self._summed_up < summary.INPUTS or self._journal.closed:
+            return
+        if self._summing_up is not None and not self._summing_up.done():
+            return
+        self._summed_up = self._memory.inputs
+        position, whole = self._journal.position(), summary.pickled(self._memory)
+        self._summing_up = asyncio.create_task(self._put_down(position, whole))
+
+    async def _put_down(self, position: list[Piece], whole: bytes) -> None:
+        try:
+            await asyncio.to_thread(summary.write, self.job_dir, self._leadership.attempt, position, whole)
+        except OSError as error:
+            log.warning("what is known cannot be summed up for the next leader reason=%s", error)
 
     @property
     def state(self) -> JobState:
-        return self._decisions.state
+        return self._memory.decisions.state
 
     def _listens_at(self, node: str) -> tuple[str, int] | None:
         vault = self.state.nodes[node].vault
@@ -340,7 +349,7 @@ class Leader:
             return False
         for each in given:
             try:
-                self._perform(self._decide(each))
+                self._perform(self._memory.take(each))
             except MALFORMED as error:
                 if judged:
                     raise
@@ -348,11 +357,6 @@ class Leader:
                     "refused a message node=%s kind=%s reason=%r", each.get("node"), each.get("kind"), error
                 )
         return True
-
-    def _decide(self, given: Message) -> list[Action]:
-        if given["kind"] in ("node_lost", "released"):  # what comes of that name later is another agent
-            self._orders.drop(given["node"])
-        return self._decisions.handle(given)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -418,7 +422,7 @@ class Leader:
             if isinstance(action, Tell):
                 self._tell(action)
             elif isinstance(action, Spread):
-                self._news.add(action.message)
+                self._memory.news.add(action.message)
             elif isinstance(action, Note):
                 self._noted(action)
             elif isinstance(action, Release):
@@ -525,6 +529,7 @@ class Leader:
                 status_at = now + min(max(STATUS_INTERVAL_S, took_s / STATUS_SHARE), STATUS_LIMIT_S)
             if not self._outcome.done():
                 self._look_around(now)
+                self._sum_up()
 
     def _look_around(self, now: float) -> None:
         if self._presence.is_cut_off(now):
@@ -538,7 +543,7 @@ class Leader:
             self._feed(
                 {"kind": "ward_missing", "epoch": order.message["epoch"], "ranks": wards_of(order.message)}
             )
-        for given in self._decisions.due(self._leadership.job_clock.now()):
+        for given in self._memory.decisions.due(self._leadership.job_clock.now()):
             self._feed(given)
         if not self.state.started and now - self._started_at > self._limits.start_timeout_s:
             self._started_at = now
