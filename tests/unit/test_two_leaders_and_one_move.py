@@ -210,9 +210,9 @@ def test_a_long_history_does_not_cost_the_lease(tmp_path: Path, monkeypatch: pyt
         inherited = Journal.inherited
         passed = 0.0
 
-        def slowly(journal: Journal) -> Any:
+        def slowly(journal: Journal, after: Any) -> Any:
             nonlocal passed
-            for record in inherited(journal):
+            for record in inherited(journal, after):
                 passed += leadership.lease_s / 8
                 yield record
 

@@ -153,7 +153,7 @@ def test_a_new_leader_begins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await job.until("a summary", lambda: list(tmp_path.glob("summary.*")))
             await job.lose_leader()
             job.lead("n1")
-            assert job.leader._covered and job.leader.state.moves_done == 1
+            assert job.leader._remembering.covered and job.leader.state.moves_done == 1
             job.drain("n3")
             await job.until("the next move", lambda: job.leader.state.moves_done == 2)
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tm_slurm.control import ChannelClosed, HandshakeRefused, accept, listening_at
-from tm_slurm.coordinator import batch_script, summary
+from tm_slurm.coordinator import batch_script
 from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Spread, Tell
 from tm_slurm.coordinator.agents import Agents
 from tm_slurm.coordinator.allocation import Allocation
@@ -25,21 +23,21 @@ from tm_slurm.coordinator.allocation import end as end_allocation
 from tm_slurm.coordinator.awaiting import first_of
 from tm_slurm.coordinator.clock import elapsed_s
 from tm_slurm.coordinator.election import Leadership, write_atomically
-from tm_slurm.coordinator.journal import Journal, Piece
-from tm_slurm.coordinator.memory import MALFORMED, Memory
+from tm_slurm.coordinator.journal import Journal
+from tm_slurm.coordinator.memory import MALFORMED
 from tm_slurm.coordinator.metrics_door import MetricsDoor
 from tm_slurm.coordinator.model import JobState, Plan
 from tm_slurm.coordinator.presence import Presence
 from tm_slurm.coordinator.refilling import brought_by, why_not_admitted
+from tm_slurm.coordinator.remembering import Remembering
 from tm_slurm.coordinator.requests import Requests
 from tm_slurm.coordinator.shrinking import reports_of_all
 from tm_slurm.coordinator.signed_events import SignedDoor
 from tm_slurm.coordinator.slurm_side import SlurmSide
 from tm_slurm.coordinator.status import status_of
-from tm_slurm.coordinator.stragglers import Stragglers
+from tm_slurm.coordinator.step_watch import StepWatch
 from tm_slurm.coordinator.training import Training
 from tm_slurm.coordinator.wards import Wards, wards_of
-from tm_slurm.coordinator.watchdog import Blame, Hang, Watchdog
 from tm_slurm.events import Episodes
 from tm_slurm.events.signed import SignedEvents
 from tm_slurm.observe.record import Record
@@ -55,7 +53,8 @@ OVERSLEPT = 4
 
 STATUS_INTERVAL_S = 0.5
 STATUS_SHARE = 0.02
-"""At most so much of the time goes into telling the status: of a job of thousands it is told less often."""
+"""At most so much of the processor's time goes into telling the status: of a job of thousands it is told less
+often."""
 
 STATUS_LIMIT_S = 2.5
 """But at least so often: a leader whose status is older than 5 s is taken for one that may be gone."""
@@ -91,19 +90,6 @@ class Limits:
     straggler_steps: int = 12
 
 
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """While a history is replayed nearly all that is made stays: to look for garbage takes a third of the
-    time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 class Leader:
     """Leads for one term. `sure`: it has been cut off before, and nobody has led since (see Presence)."""
 
@@ -130,9 +116,6 @@ class Leader:
         self._limits = limits
         self._slurm = slurm
         self._wards = Wards()
-        self._watchdog = Watchdog(
-            plan.world_size, floor_s=limits.watchdog_floor_s, factor=limits.watchdog_factor
-        )
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._end: End | None = None
         self._started_at = elapsed_s()
@@ -146,21 +129,16 @@ class Leader:
         about = self._journal.about
         plan = replace(plan, batch_host=about["batch_host"], order=about.get("order", plan.order))
         self._record = Record(self.job_dir, plan.world_size)
-        self._memory, self._covered = self._remembered(plan)
-        self._summed_up = self._memory.inputs
-        self._summing_up: asyncio.Task[None] | None = None
-        self._stragglers: Stragglers | None = None
-        if limits.straggler_slower is not None:
-            self._stragglers = Stragglers(
-                slower=limits.straggler_slower,
-                steps=limits.straggler_steps,
-                replicas=self._memory.decisions.same_work,
-            )
+        self._remembering = Remembering(self._journal, leadership, plan, node)
+        self._memory = self._remembering.memory
+        if self._remembering.replayed == 0:
+            (self.job_dir / "verdict.json").unlink(missing_ok=True)
+        self._step_watch = StepWatch(
+            self._memory.decisions, limits, say=self._say_to_ranks, noted=self._noted
+        )
         self._soon: list[Message] = []
+        self._has_news_for_people = False
         self._slurm_side: SlurmSide | None = None
-        with _without_collections():
-            self._replay()
-        self._replayed = self._memory.inputs
         if slurm is not None and job_id is not None:
             self._slurm_side = SlurmSide(
                 slurm=slurm,
@@ -206,42 +184,6 @@ class Leader:
             self._presence,
         )
 
-    def _remembered(self, plan: Plan) -> tuple[Memory, list[Piece]]:
-        """What a leader before has summed up, and how much of the history that is; else nothing yet."""
-        known = summary.newest(self.job_dir, self._leadership.attempt, self._journal.pieces)
-        if known is None:
-            return Memory(plan, self.node), []
-        memory, covered = known
-        memory.decisions.state.plan, memory.decisions.leader_node = plan, self.node
-        return memory, covered
-
-    def _replay(self) -> None:
-        """Take every decision that the leaders before have taken since."""
-        for term, given in self._journal.inherited(self._covered):
-            self._memory.repeat(term, given)
-            if self._leadership.is_due():  # a long history must not cost the lease
-                self._leadership.renew()
-        if self._memory.inputs == 0:
-            (self.job_dir / "verdict.json").unlink(missing_ok=True)
-
-    def _sum_up(self) -> None:
-        """For the next leader, when that has become worth it, and nothing is under way that would wait."""
-        state = self.state
-        calm = state.started and state.move is None and state.recovery is None and not state.ended
-        if not calm or self._memory.inputs - self._summed_up < summary.INPUTS or self._journal.closed:
-            return
-        if self._summing_up is not None and not self._summing_up.done():
-            return
-        self._summed_up = self._memory.inputs
-        position, whole = self._journal.position(), summary.pickled(self._memory)
-        self._summing_up = asyncio.create_task(self._put_down(position, whole))
-
-    async def _put_down(self, position: list[Piece], whole: bytes) -> None:
-        try:
-            await asyncio.to_thread(summary.write, self.job_dir, self._leadership.attempt, position, whole)
-        except OSError as error:
-            log.warning("what is known cannot be summed up for the next leader reason=%s", error)
-
     @property
     def state(self) -> JobState:
         return self._memory.decisions.state
@@ -284,18 +226,23 @@ class Leader:
         if not self._leadership.renew(port):
             self._over("deposed")
             return
-        if self._replayed > 0:
+        if self._remembering.replayed > 0:
             for node in self.state.nodes.values():
                 if node.agent_up:
                     self._presence.expect(node.name, elapsed_s())
         self._feed({"kind": "led", "node": self.node, "term": self._leadership.term})
-        found = complete(checkpoints_of(self.job_dir)) if self._replayed == 0 else []
+        found = complete(checkpoints_of(self.job_dir)) if self._remembering.replayed == 0 else []
         if found:
             older = [[step_of(path), str(path)] for path in found[1:]]
             newest = {"step": step_of(found[0]), "path": str(found[0])}
             self._feed({"kind": "checkpoint_found", **newest, "older": older})
         self._record.note("leads", time.time(), node=self.node, term=self._leadership.term)
-        log.info("leading node=%s term=%d replayed=%d", self.node, self._leadership.term, self._replayed)
+        log.info(
+            "leading node=%s term=%d replayed=%d",
+            self.node,
+            self._leadership.term,
+            self._remembering.replayed,
+        )
         if self.state.verdict is not None:  # the leader before was lost between its verdict and its farewell
             self._ended(End(**self.state.verdict))
 
@@ -382,15 +329,13 @@ class Leader:
             for report in message["ranks"] if self._leadership.holds() else ():  # else another writes the log
                 for told in reports_of_all(self.state, report):
                     self._record.beat(node, told)
-                    for step, _, seconds, _ in told["steps"]:
-                        self._watchdog.committed(int(told["rank"]), int(step), float(seconds), elapsed_s())
-                if self._leadership.holds():
-                    self._compare(node, report)
+                    self._step_watch.committed(told)
+                slow = self._step_watch.compared(node, report)
+                if slow is not None:
+                    self._feed_soon(slow)
             return True
         if message.get("kind") == "whereabouts":
-            waiting, since_s = bool(message["waiting"]), float(message["since_s"])
-            for told in reports_of_all(self.state, message):
-                self._watchdog.whereabouts(int(told["rank"]), waiting=waiting, since_s=since_s)
+            self._step_watch.whereabouts(message)
             return True
         if message.get("kind") == "link_ended":
             if int(message["epoch"]) >= self.state.epoch:  # at an older one it knew other processes
@@ -400,20 +345,6 @@ class Leader:
         for order in self._wards.complete() if taken else ():
             self._agents.say(order.node, order.message, slot=order.slot)
         return taken
-
-    def _compare(self, node: str, report: Message) -> None:
-        """Whether a heartbeat shows that a rank is slower than others. Its own word: nobody's share of an
-        absent rank is compared."""
-        for step, seconds in report.get("worked", ()) if self._stragglers is not None else ():
-            assert self._stragglers is not None
-            found = self._stragglers.worked(int(report["rank"]), int(step), float(seconds))
-            if found is not None:
-                self._stragglers.disturbed()
-                known = len(self.state.slow_on.get(found.rank, ())) > 1
-                if known or self.state.nodes[node].notice is not None:
-                    continue
-                about = {"rank": found.rank, "step": found.step, "ratio": found.ratio}
-                self._feed_soon({"kind": "straggler", **about})
 
     # ---- actions ----
 
@@ -448,6 +379,7 @@ class Leader:
         log.info("%s %s", note.what, " ".join(f"{key}={value}" for key, value in note.fields.items()))
         self._record.note(note.what, at, **note.fields)
         if note.what in ("moved", "recovered"):
+            self._has_news_for_people = True
             self._record.moved(note.fields)
             for pair in note.fields["pairs"]:  # links were closed while its processes took other roles
                 self._presence.acquit(pair["joiner"])
@@ -523,13 +455,15 @@ class Leader:
             for _ in range(min(due, turns) if self._leadership.holds() else 0):
                 turn = (turn + 1) % turns
                 self._agents.say_alive(turn, turns)
-            if now >= status_at:
+            if now >= status_at or self._has_news_for_people:
+                self._has_news_for_people = False
+                before_s = time.thread_time()
                 self._write_status()
-                took_s = elapsed_s() - now
+                took_s = time.thread_time() - before_s
                 status_at = now + min(max(STATUS_INTERVAL_S, took_s / STATUS_SHARE), STATUS_LIMIT_S)
             if not self._outcome.done():
                 self._look_around(now)
-                self._sum_up()
+                self._remembering.sum_up()
 
     def _look_around(self, now: float) -> None:
         if self._presence.is_cut_off(now):
@@ -538,7 +472,9 @@ class Leader:
             self._over("cut_off")
             return
         self._agents.give_up(now)
-        self._watch_the_vote(now)
+        stuck = self._step_watch.look(now)
+        if stuck is not None:
+            self._feed(stuck)
         for order in self._wards.overdue(now):
             self._feed(
                 {"kind": "ward_missing", "epoch": order.message["epoch"], "ranks": wards_of(order.message)}
@@ -549,24 +485,9 @@ class Leader:
             self._started_at = now
             self._feed({"kind": "start_expired"})
 
-    def _watch_the_vote(self, now: float) -> None:
-        """Whether the ranks are stuck in a step, and because of whom. Not while something else explains
-        it."""
-        state = self.state
-        switching = state.move is not None and state.move.phase == "switching"
-        calm = state.started and state.recovery is None and not (switching or state.finishing or state.ended)
-        unlike = state.move is not None or state.absent or state.seats.hosts()  # ranks that share a node
-        if self._stragglers is not None and (not calm or unlike):
-            self._stragglers.disturbed()
-        found = self._watchdog.look(now, calm=calm)
-        if isinstance(found, Hang):
-            fields = {"step": found.step, "seconds": found.seconds, "limit_s": found.limit_s}
-            self._noted(Note("hangs", fields))
-            for node, slot in state.seats.values():
-                self._agents.say(node, {"kind": "where"}, slot=slot)
-        elif isinstance(found, Blame):
-            ranks = list(found.ranks)
-            self._feed({"kind": "step_stuck", "ranks": ranks, "step": found.step, "how": found.how})
+    def _say_to_ranks(self, message: Message) -> None:
+        for node, slot in self.state.seats.values():
+            self._agents.say(node, message, slot=slot)
 
     # ---- what people read ----
 

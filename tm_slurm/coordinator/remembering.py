@@ -1,0 +1,69 @@
+"""How a leader comes to know what those before it knew, and leaves it to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import Iterator
+
+from tm_slurm.coordinator import summary
+from tm_slurm.coordinator.election import Leadership
+from tm_slurm.coordinator.journal import Journal, Piece
+from tm_slurm.coordinator.memory import Memory
+from tm_slurm.coordinator.model import Plan
+
+log = logging.getLogger("tm_slurm.leader")
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """While a history is replayed nearly all that is made stays: to look for garbage takes a third of the
+    time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class Remembering:
+    """`memory` is what the leaders before knew: what one of them has summed up, and every input since.
+    `replayed`: how many inputs there were."""
+
+    def __init__(self, journal: Journal, leadership: Leadership, plan: Plan, node: str) -> None:
+        self._journal = journal
+        self._leadership = leadership
+        self._putting_down: asyncio.Task[None] | None = None
+        with _without_collections():
+            known = summary.newest(leadership.job_dir, leadership.attempt, journal.pieces)
+            self.memory, self.covered = known if known is not None else (Memory(plan, node), [])
+            self.memory.decisions.state.plan, self.memory.decisions.leader_node = plan, node
+            self._summed_up = self.memory.inputs
+            for term, given in journal.inherited(self.covered):
+                self.memory.repeat(term, given)
+                if leadership.is_due():  # a long history must not cost the lease
+                    leadership.renew()
+        self.replayed = self.memory.inputs
+
+    def sum_up(self) -> None:
+        """For the next leader, when that has become worth it, and nothing is under way that would wait."""
+        state = self.memory.decisions.state
+        calm = state.started and state.move is None and state.recovery is None and not state.ended
+        if not calm or self.memory.inputs - self._summed_up < summary.INPUTS or self._journal.closed:
+            return
+        if self._putting_down is not None and not self._putting_down.done():
+            return
+        self._summed_up = self.memory.inputs
+        position, whole = self._journal.position(), summary.pickled(self.memory)
+        self._putting_down = asyncio.create_task(self._put_down(position, whole))
+
+    async def _put_down(self, position: list[Piece], whole: bytes) -> None:
+        job_dir, attempt = self._leadership.job_dir, self._leadership.attempt
+        try:
+            await asyncio.to_thread(summary.write, job_dir, attempt, position, whole)
+        except OSError as error:
+            log.warning("what is known cannot be summed up for the next leader reason=%s", error)
