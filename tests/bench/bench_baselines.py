@@ -8,7 +8,8 @@ with the tuning that the JSON names. Rivals take turns, so that what else the ma
 evenly. The restarting rivals' packages are in the extra `bench`, which `make bench-baselines` installs.
 
 Writes build/bench/baselines.json after each trial; a part (one fault of one rival) that is not run keeps its
-trials from the run before, each of which says when it was made and how busy the machine was.
+trials from the run before, unless the rival was tuned in another way then. Each trial says when and of which
+sources it was made, and how busy the machine was.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,17 @@ def about(kind: type[Rival]) -> dict[str, Any]:
     return {"what": kind.what, "tuning": dict(kind.tuning), "versions": versions}
 
 
+def begun(kind: type[Rival], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a rival when a run begins. `before`: what the file has of it; trials with another
+    tuning, or other releases of its packages, are dropped."""
+    now = about(kind)
+    as_written = json.loads(json.dumps(now))
+    same = all(before.get(key) == as_written[key] for key in ("tuning", "versions"))
+    if before and not same:
+        print(f"{kind.name}: earlier trials are dropped, it was tuned in another way", flush=True)
+    return {**now, "faults": before["faults"] if same else {}}
+
+
 def save(parts: dict[str, Any]) -> dict[str, Any]:
     """Write all that is known by now."""
     ordered = {name: parts[name] for name in RIVALS if name in parts}
@@ -70,6 +83,7 @@ def save(parts: dict[str, Any]) -> dict[str, Any]:
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
         "versions": {"torch": importlib.metadata.version("torch"), "python": platform.python_version()},
         "bars": summary.BARS,
+        "counted": summary.COUNTED,
         "figures": summary.figures(ordered),
         "rivals": ordered,
     }
@@ -88,7 +102,7 @@ def main() -> None:
     faults = arguments.fault or list(FAULTS)
     parts = json.loads(RESULT.read_text())["rivals"] if RESULT.exists() else {}
     for kind in chosen:
-        parts[kind.name] = {**about(kind), "faults": parts.get(kind.name, {}).get("faults", {})}
+        parts[kind.name] = begun(kind, parts.get(kind.name, {}))
         for fault in faults:
             if fault in kind.cannot:
                 parts[kind.name]["faults"][fault] = {"cannot": kind.cannot[fault]}

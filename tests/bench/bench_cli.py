@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
+from figures_record import Stamp, stamp
 from job_on_disk import VERDICT, status_of
 
 from tm_slurm.submit.registry import register
@@ -79,6 +80,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     figures: dict[str, Any] = {}
     parts: dict[str, list[tuple[float, float]]] = {}
+    made: dict[str, Stamp] = {}
     over = []
     with tempfile.TemporaryDirectory(prefix="bench-cli-") as folder:
         os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
@@ -87,7 +89,7 @@ def main() -> None:
         jobs = Path(folder) / "jobs"
         make_job(jobs)
         for name, (words, limit_s) in COMMANDS.items():
-            parts[name] = []
+            parts[name], made[name] = [], stamp()
             for _ in range(TIMES + 1):
                 is_seen_to_run(jobs / "7")
                 parts[name].append(once(words))
@@ -106,6 +108,7 @@ def main() -> None:
             "load": os.getloadavg()[0],
         },
         "versions": {"python": platform.python_version()},
+        "made": made,
         "bars": BARS,
         "figures": figures,
         "parts": parts,

@@ -1,5 +1,5 @@
 """What unplanned failures cost, from the instant of the fault (4 ranks on 4 nodes, 2 standbys, char_gpt), and
-how what planned moves cost grows with ranks, leavers, state, bandwidth and groups.
+how the cost of interruptions grows with ranks, leavers, state, bandwidth and groups.
 
     python tests/bench/bench_downtime.py [--repeat 6]
         [--part process_death|power_off|unplugged|frozen|leader_node|state|snapshots]
@@ -13,18 +13,18 @@ new step, less a steady one; less than nothing when the survivors have done thei
 Beside them: a state's transfer against raw sockets, and what snapshots cost an undisturbed run. What the
 parts of the second line are, and how they take CPU over-subscription out, is said in planned_growth.py.
 
-Writes build/bench/downtime.json; a part that is not run keeps its figures from the run before.
+Writes build/bench/downtime.json after each part; one that is not run keeps its figures from the run before.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
+import contextlib
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,14 @@ import growth_figures
 import planned_growth
 import snapshot_overhead
 import state_transfer
-import torch
 from injected_faults import FAULTS
+from results import Parts, Result
 from training_jobs import TrainingJob
 
 from tm_slurm.config import load
 from tm_slurm.localcluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "build" / "bench" / "downtime.json"
 CONFIG = ROOT / "configs" / "char_gpt.yaml"
 ACTIVE, STANDBYS = 4, 2
 STEPS = 100_000
@@ -65,6 +64,16 @@ def bars(detection_limit_s: float) -> dict[str, float]:
         "unplugged": silent,
         "frozen": silent,
         "leader_node": 4.0,
+    }
+
+
+def all_bars() -> dict[str, float]:
+    """What no figure may exceed."""
+    return {
+        **{f"{kind}_s": limit for kind, limit in bars(detection_limit_s()).items()},
+        **dict.fromkeys(STATES, STATE_BAR),
+        "snapshot_overhead": SNAPSHOT_BAR,
+        **growth_figures.BARS,
     }
 
 
@@ -173,11 +182,21 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def figures(faults: dict[str, list[dict[str, Any]]], detection_limit_s: float) -> dict[str, float]:
-    found = {"detection_limit_s": detection_limit_s}
-    for kind, rows in faults.items():
-        found[f"{kind}_s"] = statistics.median(row["downtime_s"] for row in rows)
-    return found
+def figures(parts: Parts) -> dict[str, Any]:
+    """Of the parts that are there."""
+    found: dict[str, Any] = {"detection_limit_s": detection_limit_s()}
+    for kind in FAULTS:
+        if kind in parts:
+            found[f"{kind}_s"] = statistics.median(row["downtime_s"] for row in parts[kind])
+    for name, measured in parts.get("state", {}).items():
+        found[name] = statistics.median(measured["ratios"])
+    if "snapshots" in parts:
+        found["snapshot_overhead"] = parts["snapshots"]["overhead"]
+    return found | growth_figures.figures(parts)
+
+
+def detection_limit_s() -> float:
+    return load(CONFIG).policy.keepalive_s
 
 
 def table(faults: dict[str, list[dict[str, Any]]], limits: dict[str, float]) -> None:
@@ -193,22 +212,23 @@ def table(faults: dict[str, list[dict[str, Any]]], limits: dict[str, float]) -> 
         print(*medians, "OVER" if median > limits[kind] else "", sep="  ")
 
 
-def faults_of(kinds: list[str], repeat: int) -> dict[str, list[dict[str, Any]]]:
-    """What faults of these kinds have cost."""
-    found: dict[str, list[dict[str, Any]]] = {}
+@contextlib.contextmanager
+def injecting(repeat: int) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
+    """What measures faults of one kind, on one cluster for all of them: their rows."""
+
+    def measure(kind: str) -> list[dict[str, Any]]:
+        directory = Path(jobs) / kind
+        if kind == "process_death":
+            return process_deaths(cluster, directory, 2 * repeat)
+        if kind == "leader_node":
+            return leader_losses(cluster, directory, repeat)
+        return node_losses(cluster, directory, kind, repeat)
+
     with (
         LocalCluster(nodes=ACTIVE + STANDBYS, mode="namespaces", name="bench-downtime") as cluster,
         tempfile.TemporaryDirectory(prefix="tm-slurm-bench-") as jobs,
     ):
-        for kind in kinds:
-            directory = Path(jobs) / kind
-            if kind == "process_death":
-                found[kind] = process_deaths(cluster, directory, 2 * repeat)
-            elif kind == "leader_node":
-                found[kind] = leader_losses(cluster, directory, repeat)
-            else:
-                found[kind] = node_losses(cluster, directory, kind, repeat)
-    return found
+        yield measure
 
 
 def states() -> dict[str, dict[str, Any]]:
@@ -237,45 +257,27 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=6)
     arguments = parser.parse_args()
     chosen = arguments.part or parts
-    detection_limit_s = load(CONFIG).policy.keepalive_s
-    result = json.loads(RESULT.read_text()) if RESULT.exists() else {"faults": {}, "figures": {}}
-    kinds = [part for part in chosen if part in FAULTS]
-    if kinds:
-        result["faults"] |= faults_of(kinds, arguments.repeat)
-        result["figures"] |= figures(result["faults"], detection_limit_s)
+    how = {"over_subscription": planned_growth.OVER_SUBSCRIPTION}
+    result = Result("downtime", lambda parts: (figures(parts), {}), bars=all_bars(), how=how)
+    if kinds := [part for part in chosen if part in FAULTS]:
+        with injecting(arguments.repeat) as inject:
+            for kind in kinds:
+                result.measure(kind, partial(inject, kind))
     if "state" in chosen:
-        result["states"] = states()
-        for name, measured in result["states"].items():
-            result["figures"][name] = statistics.median(measured["ratios"])
+        result.measure("state", states)
     if "snapshots" in chosen:
-        result["snapshots"] = snapshots()
-        result["figures"]["snapshot_overhead"] = result["snapshots"]["overhead"]
-    if growing := [part for part in chosen if part in planned_growth.PARTS]:
-        with tempfile.TemporaryDirectory(prefix="tm-slurm-bench-") as jobs:
-            found = planned_growth.measure(growing, Path(jobs), arguments.repeat)
-        result["planned"] = result.get("planned", {}) | found
-        result["figures"] |= growth_figures.figures(result["planned"])
-        planned_growth.table(found)
-    limits = bars(detection_limit_s)
-    result |= {
-        "name": "downtime",
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "bars": {
-            **{f"{kind}_s": limit for kind, limit in limits.items()},
-            **dict.fromkeys(STATES, STATE_BAR),
-            "snapshot_overhead": SNAPSHOT_BAR,
-            **growth_figures.BARS,
-        },
-        "how": {"over_subscription": planned_growth.OVER_SUBSCRIPTION},
-    }
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    table(result["faults"], limits)
-    for name, bar in result["bars"].items():
-        if name in result["figures"]:
-            value = result["figures"][name]
-            print(f"{name:>42} {value:8.4f}  bar {bar:6.3f}  {'OVER' if value > bar else ''}")
+        result.measure("snapshots", snapshots)
+    if sizes := [part for part in chosen if part in planned_growth.PARTS]:
+        with planned_growth.growing(sizes, arguments.repeat) as grow:
+            for part in sizes:
+                result.measure(part, partial(grow, part))
+        planned_growth.table({part: result.parts[part] for part in sizes})
+    faults = {kind: result.parts[kind] for kind in FAULTS if kind in result.parts}
+    table(faults, bars(detection_limit_s()))
+    for name, bar in all_bars().items():
+        value = result.figures.get(name)
+        told = "not measured" if value is None else f"{value:8.4f}{'  OVER' if value > bar else ''}"
+        print(f"{name:>42} bar {bar:6.3f}  {told}")
 
 
 if __name__ == "__main__":

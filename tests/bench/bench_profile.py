@@ -13,14 +13,13 @@ switch   at each of several moves in turn: the leaver from when the switch has b
          as on a busy machine, is left out
 
 The three largest costs of each by their share: a function is charged with what it does itself, not with what
-it calls. Writes build/bench/profile.json; a part that is not run keeps its figures from the run before.
+it calls. Writes build/bench/profile.json after each part; one that is not run keeps its figures from the run
+before.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import platform
 import statistics
 import tempfile
@@ -32,9 +31,9 @@ from typing import Any
 
 from job_without_slurm import JobWithoutSlurm
 from profiles import Recording, Span, Stack, largest, main_thread, raw_stacks, read_spans
+from results import Result
 
 ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "build" / "bench" / "profile.json"
 CONFIG = ROOT / "configs" / "char_gpt.yaml"
 ACTIVE, STANDBYS = 2, 1
 STEPS = 100_000
@@ -209,41 +208,30 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     arguments = parser.parse_args()
     chosen = arguments.part or ["step", "native", "switch"]
-    parts: dict[str, Any] = json.loads(RESULT.read_text())["parts"] if RESULT.exists() else {}
+    versions = {package: version(package) for package in ("torch", "py-spy")}
+    versions["python"] = platform.python_version()
+    result = Result("profile", lambda parts: (figures(parts), {}), versions=versions)
     settings = {"job__nodes": ACTIVE, "job__standbys": STANDBYS, "train__steps": STEPS}
     settings["train__options"] = {"eval_every": 0}
     with tempfile.TemporaryDirectory(prefix="tm-slurm-bench-") as name:
         folder = Path(name)
         with JobWithoutSlurm(CONFIG, folder / "job", **settings) as job:
             job.at_step(SETTLED)
-            if "step" in chosen:
-                stacks = sampled(job, folder, arguments.seconds, rate=RATE)
-                parts["step"] = of_step(stacks, median_step_s(job))
-            if "native" in chosen:
-                stacks = sampled(job, folder, arguments.seconds, rate=NATIVE_RATE, native=True)
-                parts["native"] = of_step(stacks, median_step_s(job))
-            if "switch" in chosen:
-                parts["switch"] = switches(job, folder, arguments.moves)
-    result = {
-        "name": "profile",
-        "machine": {
-            "cpus": os.cpu_count(),
-            "kernel": platform.release(),
-            "processor": platform.machine(),
-            "load": os.getloadavg()[0],
-        },
-        "versions": {
-            "torch": version("torch"),
-            "python": platform.python_version(),
-            "py-spy": version("py-spy"),
-        },
-        "figures": figures(parts),
-        "parts": parts,
-    }
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    for name in parts:
-        show(name, parts[name]["largest"][:SHOWN])
+
+            def steps(rate: int, native: bool) -> dict[str, Any]:
+                stacks = sampled(job, folder, arguments.seconds, rate=rate, native=native)
+                return of_step(stacks, median_step_s(job))
+
+            runs: dict[str, Callable[[], dict[str, Any]]] = {
+                "step": lambda: steps(RATE, False),
+                "native": lambda: steps(NATIVE_RATE, True),
+                "switch": lambda: switches(job, folder, arguments.moves),
+            }
+            for part, run in runs.items():
+                if part in chosen:
+                    result.measure(part, run)
+    for part, about in result.parts.items():
+        show(part, about["largest"][:SHOWN])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 
 from event_flood import flood
 from event_receiver import Receiver, allocation, make_job_dir, receiver
+from figures_record import stamp
 from ordinary_user import let_in
 from slurm_drains import measure
 from suite_record import releases
@@ -98,6 +99,7 @@ def slurm_releases() -> tuple[list[str], list[dict[str, Any]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.parse_args()
+    begun = stamp()
     with tempfile.TemporaryDirectory(prefix="bench-slurm-") as folder:
         os.chmod(folder, 0o755)
         prefix = Path(folder) / "installed"
@@ -115,6 +117,7 @@ def main() -> None:
                 delay_ms = frozen_delay_ms(cluster, job_id, coordinator)
                 flooded = flood(cluster, coordinator, job_id, per_s=FLOOD_PER_S, seconds=FLOOD_S)
     passed, about = slurm_releases()
+    parts = {"event_ms": times_ms, "drains": asdict(drains), "suite": about}
     figures: dict[str, Any] = {
         "drain_known_s": statistics.median(drains.known),
         "drain_released_s": statistics.median(drains.released),
@@ -133,9 +136,10 @@ def main() -> None:
         "name": "slurm",
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
         "versions": {"slurm": slurm_release(), "python": platform.python_version()},
+        "made": dict.fromkeys(parts, begun),
         "bars": BARS,
         "figures": figures,
-        "parts": {"event_ms": times_ms, "drains": asdict(drains), "suite": about},
+        "parts": parts,
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")

@@ -11,7 +11,7 @@ joiner cannot come in this way (DDP's buckets, pickled shapes of pipelines).
 Beside them: how long a standby takes to be ready for another rank (same class, another class), bytes
 recorded, and the throughput of a world that has recorded against before it did.
 
-Writes build/bench/warmup.json; a mode that is not run keeps its figures from the run before.
+Writes build/bench/warmup.json after each mode; one that is not run keeps its figures from the run before.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import resource
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
 import torch
 import torch.distributed as dist
 from gang import Gang, Member, Process, gang
+from results import Parts, Result
 from warmup_modes import MODES, Mode
 
 from tm_slurm import comm
@@ -49,7 +50,6 @@ from tm_slurm.sandbox import (
     shadow_steps_of_another_role,
 )
 
-RESULT = Path(__file__).parents[2] / "build" / "bench" / "warmup.json"
 RECORDED, SHADOW, STEADY, AFTER, PAIRS, TURN = 2, 3, 12, 8, 10, 100
 PATIENCE_S = 400.0
 HEARD_S = 0.05
@@ -60,6 +60,9 @@ BARS = {"first_step_ratio_max": 1.3, "promote_same_class_ms": 100.0, "promote_ot
 """At most."""
 
 WAYS = ("cold", "identity", "replay")
+THROUGHPUT = "throughput"
+"""The part that is of no mode."""
+
 REPEATS = {"cold": 1, "identity": 1, "replay": 3}
 """Of several replacements in one way, the one with the median ratio counts."""
 
@@ -352,7 +355,8 @@ def throughput_ratio() -> dict[str, Any]:
     return {**found, "processor_ratio": processor_ratio}
 
 
-def figures(modes: dict[str, Any], throughput: dict[str, Any] | None) -> dict[str, Any]:
+def figures(parts: Parts) -> dict[str, Any]:
+    modes, throughput = modes_of(parts), parts.get(THROUGHPUT)
     ratios = {
         name: {way: mode[way] and mode[way]["first_step_ratio"] for way in WAYS}
         for name, mode in modes.items()
@@ -360,13 +364,18 @@ def figures(modes: dict[str, Any], throughput: dict[str, Any] | None) -> dict[st
     same = [mode["promotion"]["same_class_ms"] for mode in modes.values()]
     other = [mode["promotion"]["other_class_ms"] for mode in modes.values()]
     return {
-        "first_step_ratio_max": max(one["replay"] for one in ratios.values()),
+        "first_step_ratio_max": max((one["replay"] for one in ratios.values()), default=None),
         "first_step_ratio": ratios,
-        "promote_same_class_ms": max(same),
+        "promote_same_class_ms": max(same, default=None),
         "promote_other_class_ms": max((ms for ms in other if ms is not None), default=None),
         "recording_off_throughput_ratio": throughput and throughput["median"],
         "recorded_bytes": {name: mode["recorded_bytes"] for name, mode in modes.items()},
     }
+
+
+def modes_of(parts: Parts) -> Parts:
+    """Those that are measured today; what else is in the file is of none."""
+    return {name: parts[name] for name in MODES if name in parts}
 
 
 def show(modes: dict[str, Any]) -> None:
@@ -380,31 +389,21 @@ def show(modes: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mode", choices=[*MODES, "throughput"])
+    parser.add_argument("--mode", choices=[*MODES, THROUGHPUT])
     only = parser.parse_args().mode
     # processes are forked from one that is started later; it finds the modes by this
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    before = json.loads(RESULT.read_text())["parts"] if RESULT.exists() else {}
-    modes, throughput = before.get("modes", {}), before.get("throughput")
-    for name in MODES if only is None else [only] if only in MODES else []:
-        modes[name] = ways_of(name)
+    result = Result("warmup", lambda parts: (figures(parts), {}), bars=BARS)
+    for stray in result.parts.keys() - {*MODES, THROUGHPUT}:
+        del result.parts[stray]
+    runs = {**{name: partial(ways_of, name) for name in MODES}, THROUGHPUT: throughput_ratio}
+    for name in runs if only is None else [only]:
+        result.measure(name, runs[name])
         print(f"{name}: done", flush=True)
-    if only in (None, "throughput"):
-        throughput = throughput_ratio()
-    result = {
-        "name": "warmup",
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": platform.machine()},
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "bars": BARS,
-        "figures": figures(modes, throughput),
-        "parts": {"modes": modes, "throughput": throughput},
-    }
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    show(modes)
-    print(json.dumps(result["figures"], indent=1))
+    show(modes_of(result.parts))
+    print(json.dumps(result.figures, indent=1))
     for name, bar in BARS.items():
-        value = result["figures"][name]
+        value = result.figures[name]
         if value is not None:
             print(f"{name:>32} {value:8.2f}  bar {bar:g}{'  OVER' if value > bar else ''}")
 

@@ -1,11 +1,11 @@
 """What is kept of a benchmark's run: its figures and bars, how far the trials lie apart, and where, when and
-on which commit it was made. One small file each in tests/bench/figures, from which the README's tables are
-made (readme_tables.py)."""
+on which commit each part of it was made. One small file each in tests/bench/figures, from which the README's
+tables are made (readme_tables.py)."""
 
 from __future__ import annotations
 
 import json
-import statistics
+import math
 import subprocess
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -18,6 +18,9 @@ RECORDS = Path(__file__).parent / "figures"
 NAMES = ("baselines", "downtime", "slurm", "overhead", "ettr", "scale", "warmup", "cli", "profile")
 """In the order of the tables."""
 
+FAULTS = ("process_death", "power_off", "unplugged", "frozen", "leader_node")
+"""Parts of bench_downtime.py that are lists of trials."""
+
 DIGITS = 4
 """A figure is kept with so many significant digits."""
 
@@ -25,11 +28,23 @@ Record = dict[str, Any]
 Columns = dict[str, list[float]]
 """figure → the trials that it is the median of"""
 
+Stamp = dict[str, str | None]
+
+
+def stamp(sources: Path = Path(__file__).parent) -> Stamp:
+    """When and of which sources a part is made that begins now: `at` in UTC, ISO 8601; `commit` as git
+    describes it ("-dirty": with changes that are in no commit), None where git knows nothing of them."""
+    words = ["git", "-C", str(sources), "describe", "--always", "--dirty"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"at": now, "commit": found.stdout.strip() or None}
+
 
 def _of_downtime(result: Mapping[str, Any]) -> Columns:
-    faults = result.get("faults", {})
+    parts = result.get("parts", {})
+    faults = {kind: parts[kind] for kind in FAULTS if kind in parts}
     columns = {f"{kind}_s": [row["downtime_s"] for row in rows] for kind, rows in faults.items()}
-    return columns | {name: measured["ratios"] for name, measured in result.get("states", {}).items()}
+    return columns | {name: measured["ratios"] for name, measured in parts.get("state", {}).items()}
 
 
 def _of_slurm(result: Mapping[str, Any]) -> Columns:
@@ -94,6 +109,7 @@ def record_of(result: Mapping[str, Any], *, at: str, commit: str | None) -> Reco
         "commit": commit,
         "machine": {key: result["machine"][key] for key in ("cpus", "kernel", "processor")},
         "versions": result["versions"],
+        "made": _made(result),
         "bars": result.get("bars", {}),
         "figures": result["figures"],
         "spreads": {
@@ -107,22 +123,40 @@ def record_of(result: Mapping[str, Any], *, at: str, commit: str | None) -> Reco
             spread["n"] = result["parts"]["throughput"]["pairs"]
     if name == "baselines":
         kept["bars"] = summary.BARS
-        kept["trials"] = {rival: _trials(part) for rival, part in result["rivals"].items()}
+        kept["trials"] = {rival: _trials(result["rivals"], rival) for rival in result["rivals"]}
     rounded: Record = _rounded(kept)
     return rounded
 
 
-def _trials(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Of one rival: fault → why it cannot, or how many trials there are and what they have cost, seconds."""
+def _made(result: Mapping[str, Any]) -> dict[str, Stamp]:
+    """Part → its stamp; one that says nothing for a part that has none, where others have."""
+    if result["name"] == "baselines":
+        rows = summary.rows_of_all(result["rivals"])
+        stamps = [{"at": row["at"], "commit": row.get("commit")} for row in rows]
+        stamps.sort(key=lambda stamp: stamp["at"], reverse=True)
+        return {str(stamp["commit"]): stamp for stamp in stamps}  # the oldest of each commit
+    made = dict(result.get("made", {}))
+    without = result.get("parts", {}).keys() - made.keys() if made else ()
+    return made | {part: {"at": None, "commit": None} for part in sorted(without)}
+
+
+def _trials(parts: summary.Parts, rival: str) -> dict[str, Any]:
+    """Of one rival: fault → why it cannot, or how many trials there are, what they have cost, seconds, and
+    how many times ours that is. Without a median they are endless."""
     found: dict[str, Any] = {}
-    for fault, about in part["faults"].items():
+    for fault, about in parts[rival]["faults"].items():
         if "cannot" in about:
             found[fault] = {"cannot": about["cannot"]}
             continue
-        times = [float(row["downtime_s"]) for row in about["rows"] if "downtime_s" in row]
+        times = summary.times(parts, rival, fault)
         found[fault] = {"n": len(about["rows"]), "failed": len(about["rows"]) - len(times)}
-        if times:
-            found[fault] |= {"median": statistics.median(times), "min": min(times), "max": max(times)}
+        median = summary.median(parts, rival, fault)
+        if median is not None and math.isfinite(median):
+            found[fault] |= {"median": median, "min": min(times), "max": max(times)}
+        ratio = None if rival == summary.OURS else summary.over_ours(parts, rival, fault)
+        if ratio is not None:
+            mixed = len(summary.commits(parts, (rival, summary.OURS), fault)) > 1
+            found[fault]["over_ours"] = {**ratio, "mixed_commits": mixed}
     return found
 
 

@@ -3,7 +3,9 @@ limit of a planned one, and how either grows. No measurement in here."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -50,18 +52,48 @@ def spread(steps_s: Sequence[float]) -> float:
     return high - low
 
 
+def spread_of_median(spread_s: float, count: int) -> float:
+    """How much the medians of `count` values differ each of which differs by `spread_s`: seconds between the
+    quartiles.
+
+    The standard deviation of a median is that of the values times √(π / (2 · count)) for many values that are
+    normally distributed, and distances of quartiles are in proportion to standard deviations. For few values
+    it is somewhat less than that; for one it is that value's own."""
+    return spread_s * min(1.0, math.sqrt(math.pi / (2 * count)))
+
+
+def told_apart_s(rows: Iterable[Row], key: str) -> float:
+    """How long a median downtime must be to be told apart from none. A downtime is the time of a step less
+    that of the median one, so by themselves downtimes differ as steps do (`step_spread_s`, the median of all
+    rows), and their medians less, the more there are of each; the case with the fewest counts."""
+    rows = list(rows)
+    fewest = min(Counter(row[key] for row in rows).values())
+    return spread_of_median(statistics.median(float(row["step_spread_s"]) for row in rows), fewest)
+
+
 def growth(rows: Iterable[Row], key: str) -> float | None:
-    """How many times the downtime of the smallest case the largest one of all others is. Since a downtime is
-    the time of a step less that of another one, it counts as no less than such times differ without any
-    interruption (`step_spread_s`, the median of all rows). None where there are no two cases, or nothing
-    differs."""
+    """How many times the downtime of the smallest case the largest one of all others is; either counts as no
+    less than what can be told apart. None where there are no two cases, or nothing differs."""
     rows = list(rows)
     first, *others = medians(rows, key).values() or [0.0]
     if not others:
         return None
-    told_apart = statistics.median(float(row["step_spread_s"]) for row in rows)
-    smallest = max(first, told_apart)
-    return max(*others, told_apart) / smallest if smallest > 0 else None
+    least = told_apart_s(rows, key)
+    smallest = max(first, least)
+    return max(*others, least) / smallest if smallest > 0 else None
+
+
+def grown(rows: Iterable[Row], key: str, kind: str, name: str) -> dict[str, Any]:
+    """The figures of an interruption of a kind by a key: medians, growth, and what that can tell apart."""
+    rows = list(rows)
+    if not rows:
+        return {}
+    found: dict[str, Any] = {f"{kind}_s_by_{name}": medians(rows, key)}
+    factor = growth(rows, key)
+    if factor is not None:
+        figure = f"{kind}_growth_with_{name}"
+        found |= {figure: factor, f"{figure}_told_apart_s": told_apart_s(rows, key)}
+    return found
 
 
 def over_limit(row: Row) -> float:
@@ -79,17 +111,16 @@ def figures(planned: Mapping[str, list[Row]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if rows := planned.get("ranks", []):
         for kind, name in (("drain", "planned"), ("process_death", "process_death")):
-            some = [row for row in rows if row["kind"] == kind]
-            found[f"{name}_s_by_ranks"] = medians(some, "ranks")
-            found[f"{name}_growth_with_ranks"] = growth(some, "ranks")
+            found |= grown(_of(rows, kind), "ranks", name, "ranks")
         for value in ("crowding", "step_spread_s", "steady_step_s"):
             found[f"{value}_by_ranks"] = medians(rows, "ranks", value)
     if rows := planned.get("leavers", []):
         for slow, name in ((False, "leavers"), (True, "leavers_on_slow_links")):
             some = [row for row in rows if (row["gb_s"] is not None) == slow]
-            found[f"planned_s_by_{name}"] = medians(some, "leavers")
-            found[f"planned_growth_with_{name}"] = growth(some, "leavers")
-    if rows := planned.get("sizes", []):
+            found |= grown(some, "leavers", "planned", name)
+    if deaths := _of(planned.get("sizes", []), "process_death"):
+        found["process_death_s_by_bytes"] = medians(deaths, "state_bytes")
+    if rows := _of(planned.get("sizes", []), "drain"):
         found["planned_s_by_bytes"] = medians(rows, "state_bytes")
         found["planned_over_limit"] = worst_over_limit(rows, "state_bytes")
         if ratios := [row["downtime_s"] / row["floor_s"] for row in rows if row["state_bytes"] == GIGABYTE]:
@@ -100,4 +131,8 @@ def figures(planned: Mapping[str, list[Row]]) -> dict[str, Any]:
         found["planned_shaped_over_limit"] = worst_over_limit(rows, "gb_s")
     if rows := planned.get("groups", []):
         found["planned_s_by_groups"] = medians(rows, "groups")
-    return {name: value for name, value in found.items() if value is not None}
+    return found
+
+
+def _of(rows: Iterable[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row["kind"] == kind]

@@ -1,5 +1,6 @@
-"""How what a planned move costs grows: with ranks, leavers at once, the size of the state and process groups,
-and on slower links (parts of bench_downtime.py). Nodes of real jobs are drained by `scontrol`, and resumed.
+"""How the cost of an interruption grows: of a planned move with ranks, leavers at once, the size of the state
+and process groups, and on slower links; of a rank's death with ranks and the size of the state (parts of
+bench_downtime.py). Nodes of real jobs are drained by `scontrol`, and resumed.
 
 A step of these jobs waits 0.1 s as for a device and computes next to nothing, so that what is measured is the
 switch. Downtime is the job's own figure, by the design's definition.
@@ -14,18 +15,21 @@ ranks      2, 4, 8 and 16 ranks with 64 MB each, and a standby; drains, and deat
 leavers    8 ranks and 4 standbys; 1, 2 or 4 nodes are drained by one command, in turn: first with links that
            are not what a move waits for, then with slow ones, each node's its own.
 sizes      2 ranks; states of 1 MB to 1 GB a rank. The floor: the same bytes, at the rate that raw sockets
-           had just before, from the same node to the same node, while the job trained.
+           had just before, from the same node to the same node, while the job trained. Then deaths of a
+           rank's process, whose successor gets the state from the other rank.
 bandwidth  2 ranks with 64 MB; no node sends faster than 0.05 to 1 GB/s (`tc`), the raw sockets neither.
 groups     4 ranks with 1, 4 and 16 process groups, all in use in every step.
 
 Where a part says nothing of its state, it has 1 MB. A downtime is the difference of two steps' times: how
-much these differ by themselves is kept with each (`step_spread_s`), and growth_figures counts no less.
+much these differ by themselves is kept with each (`step_spread_s`), and growth_figures says what can be told
+apart.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +118,9 @@ def sizes(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
             job = GrowingJob(cluster, directory / str(size), ranks=2, state_bytes=size)
             with back_and_forth(cluster, job) as move:
                 rows += [shown({"state_bytes": size, **move(size)}) for _ in range(repeat)]
+                for number in range(repeat):
+                    job.calm()
+                    rows.append(shown({"state_bytes": size, **job.lose(number % job.ranks)}))
     return rows
 
 
@@ -170,14 +177,15 @@ MEASURES: dict[str, Callable[[LocalCluster, Path, int], list[Row]]] = {
 }
 
 
-def measure(parts: list[str], directory: Path, repeat: int) -> dict[str, list[Row]]:
-    """The rows of each part, on one cluster that has nodes for all of them."""
-    found = {}
+@contextlib.contextmanager
+def growing(parts: Sequence[str], repeat: int) -> Iterator[Callable[[str], list[Row]]]:
+    """What measures one of these parts, on one cluster that has nodes for all of them: its rows."""
     nodes = max(NODES[part] for part in parts)
-    with LocalCluster(nodes=nodes, mode="namespaces", name="bench-growth") as cluster:
-        for part in parts:
-            found[part] = MEASURES[part](cluster, directory / part, repeat)
-    return found
+    with (
+        LocalCluster(nodes=nodes, mode="namespaces", name="bench-growth") as cluster,
+        tempfile.TemporaryDirectory(prefix="tm-slurm-bench-") as jobs,
+    ):
+        yield lambda part: MEASURES[part](cluster, Path(jobs) / part, repeat)
 
 
 def shown(row: Row) -> Row:

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from baselines import summary
-from baselines.rival import DEATH, FAULTS, PLANNED, POWER_OFF, UNPLUGGED
+from baselines.rival import DEATH, FAULTS, PLANNED, POWER_OFF, RANKS, UNPLUGGED
 from figures_record import Record, kept_records, take
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +32,7 @@ WIDTH = 120
 MEGABYTE = 1 << 20
 WHAT = "the local cluster, `configs/char_gpt.yaml`"
 TIMES = "\N{MULTIPLICATION SIGN}"
+NOT_MEASURED = "**not measured**"
 HOW = (
     "Medians, in brackets the least and the most of n trials; each file of `tests/bench` says how it "
     "measures. `make tables` makes this from the runs."
@@ -68,18 +69,19 @@ ROWS: dict[str, Sequence[Row]] = {
         Row("frozen_s", "its node is frozen: silent", "s"),
         Row("leader_node_s", "the node with the coordinator is switched off", "s"),
         Row("process_death_s_by_ranks", "a rank is killed, by ranks in the job", "s"),
-        Row("process_death_growth_with_ranks", "the worst of these ÷ the first", "x"),
+        Row("process_death_growth_with_ranks", "a killed rank, by ranks: the worst ÷ the first", "x"),
+        Row("process_death_s_by_bytes", "a rank is killed, by the state of a rank", "s"),
         Row("planned_s_by_ranks", "a planned move, by ranks in the job", "s"),
-        Row("planned_growth_with_ranks", "the worst of these ÷ the first", "x"),
+        Row("planned_growth_with_ranks", "a planned move, by ranks: the worst ÷ the first", "x"),
         Row("planned_s_by_leavers", "by nodes that leave at once", "s"),
-        Row("planned_growth_with_leavers", "the worst of these ÷ the first", "x"),
+        Row("planned_growth_with_leavers", "a planned move, by leavers: the worst ÷ the first", "x"),
         Row("planned_s_by_leavers_on_slow_links", "the same over slow links", "s"),
-        Row("planned_growth_with_leavers_on_slow_links", "the worst of these ÷ the first", "x"),
+        Row("planned_growth_with_leavers_on_slow_links", "over slow links: the worst ÷ the first", "x"),
         Row("planned_s_by_bytes", "by the state of a rank", "s"),
-        Row("planned_over_limit", "the worst of these ÷ (50 ms + 1.3 times sending it by raw sockets)", "x"),
+        Row("planned_over_limit", "by state: the worst ÷ (50 ms + 1.3 times sending it by raw sockets)", "x"),
         Row("planned_ratio_floor_1gb", "1 GB a rank ÷ sending it by raw sockets", "x"),
         Row("planned_s_by_gb_s", "by the bandwidth of a link in GB/s", "s"),
-        Row("planned_shaped_over_limit", "the worst of these ÷ the same limit", "x"),
+        Row("planned_shaped_over_limit", "by bandwidth: the worst ÷ the same limit", "x"),
         Row("planned_s_by_groups", "by process groups", "s"),
         Row("state_256mb_ratio_floor", "256 MB of state to a joiner ÷ by raw sockets", "x"),
         Row("state_1gb_ratio_floor", "1 GB of it", "x"),
@@ -108,11 +110,12 @@ ROWS: dict[str, Sequence[Row]] = {
     ),
     "scale": (
         Row("move_ms_64", "a move in a job of 64 nodes, until all is acknowledged", "ms"),
-        Row("move_ms_16384", "of 16,384", "ms"),
+        Row("move_ms_16384", "the same in one of 16,384", "ms"),
         Row("messages_16384_over_64", "messages for one leaver, 16,384 nodes ÷ 64", "x"),
         Row("coordinator_cores", "the coordinator's processors, heartbeats included"),
         Row("coordinator_rss_mb", "its memory", "MB"),
         Row("takeover_s", "until another one leads, its lease included", "s"),
+        Row("takeover_after_a_day_s", "the same with the journal of a day", "s"),
         Row("ettr_64k_restart", "ETTR of a simulated month of 65,536 GPUs, restarts"),
         Row("ettr_64k_48_standbys", "with 48 standbys"),
     ),
@@ -136,7 +139,8 @@ ROWS: dict[str, Sequence[Row]] = {
         Row("switch", "the switch of a planned move"),
     ),
 }
-"""In this order. A figure that a run has not is left out; one that has a bar and no row is an error."""
+"""In this order. A figure that a run has not is left out, unless it has a bar; a bar without a row is an
+error."""
 
 RIVALS = {
     summary.OURS: "**tm_slurm**, one standby",
@@ -156,6 +160,14 @@ FAULT_WORDS = {
     POWER_OFF: "node switched off",
     UNPLUGGED: "node unplugged",
 }
+UNPLANNED = (DEATH, POWER_OFF, UNPLUGGED)
+RIVALS_NOTE = (
+    "In brackets after a ratio: the least and the most of the pairs of trials, and what was asked for; of a "
+    "node that is lost the same as of a rank that is killed. Fewer than {few} trials are in bold. A trial of "
+    "ours that failed counts as endless, one of another not at all; and ours counts as no less than "
+    "undisturbed steps differ. Here {cpus} processors are shared by {ranks} ranks: restarts, in which all of "
+    "them import torch at once, take less where there are more."
+)
 BARRED = {
     "best_restart": None,
     "naive": "migration_naive",
@@ -189,35 +201,60 @@ def sized(text: str) -> str:
     return f"{value / MEGABYTE:,.0f} MB" if value >= MEGABYTE else text
 
 
+def asked_for(bar: float | None, unit: str, *, least: bool) -> str:
+    return "" if bar is None else f"{'≥' if least else '≤'} {number(bar, unit)}"
+
+
 def judged(value: float, bar: float, unit: str, *, least: bool) -> str:
     """The bar, and whether it is missed."""
     missed = value < bar if least else value > bar
-    asked = f"{'≥' if least else '≤'} {number(bar, unit)}"
+    asked = asked_for(bar, unit, least=least)
     return f"**missed**: {asked}" if missed else asked
 
 
+def range_of(spread: Mapping[str, Any], unit: str) -> str:
+    """The least and the most of several trials; nothing for a single one."""
+    if spread["n"] < 2:
+        return ""
+    low = number(spread["min"], unit).removesuffix(f" {unit}").removesuffix(TIMES)
+    return f"{low} to {number(spread['max'], unit)}"
+
+
 def rows_of(record: Record) -> Iterator[tuple[str, str, str]]:
-    """What, how much, and what was asked for. ValueError for a figure with a bar that has no words."""
+    """What, how much, and what was asked for. ValueError for a bar that has no words."""
     rows = ROWS[record["name"]]
     figures, bars, spreads = record["figures"], record["bars"], record["spreads"]
-    nameless = sorted((bars.keys() & figures.keys()) - {row.figure for row in rows})
+    nameless = sorted(bars.keys() - {row.figure for row in rows})
     if nameless:
         raise ValueError(f"{record['name']}: expected a row in ROWS of readme_tables.py for {nameless}")
     for row in rows:
-        value = figures.get(row.figure)
+        value, bar = figures.get(row.figure), bars.get(row.figure)
+        asked = asked_for(bar, row.unit, least=row.least)
+        apart_s = told_apart_s(figures, row.figure)
         if value is None or value == []:
+            if bar is not None:
+                yield row.words, NOT_MEASURED, asked
+            continue
+        if apart_s is not None:
+            yield row.words, f"not told apart: none over {number(apart_s, 's')}", asked
             continue
         cell = shown(value, row.unit)
-        if row.figure in spreads and spreads[row.figure]["n"] > 1:
-            spread = spreads[row.figure]
-            low = number(spread["min"], row.unit).removesuffix(f" {row.unit}").removesuffix(TIMES)
-            cell += f" ({low} to {number(spread['max'], row.unit)}, n = {spread['n']})"
-        asked = ""
-        if row.figure in bars:
+        if row.figure in spreads and (least_to_most := range_of(spreads[row.figure], row.unit)):
+            cell += f" ({least_to_most}, n = {spreads[row.figure]['n']})"
+        if bar is not None:
             values = value.values() if isinstance(value, Mapping) else (value,)
             worst = min(values) if row.least else max(values)
-            asked = judged(worst, bars[row.figure], row.unit, least=row.least)
+            asked = judged(worst, bar, row.unit, least=row.least)
         yield row.words, cell, asked
+
+
+def told_apart_s(figures: Mapping[str, Any], growth: str) -> float | None:
+    """How long a downtime must be to be told apart from none; None where one that this growth is of is so."""
+    apart_s = figures.get(f"{growth}_told_apart_s")
+    if apart_s is None:
+        return None
+    largest = max(figures[growth.replace("_growth_with_", "_s_by_")].values())
+    return float(apart_s) if largest < apart_s else None
 
 
 def table_of_figures(record: Record) -> list[str]:
@@ -229,26 +266,29 @@ def table_of_rivals(record: Record) -> list[str]:
     """Seconds, and how many times ours, with what was asked of that."""
     trials = record["trials"]
     bars = dict(_barred(trials, record["bars"]))
+    shown_always = {summary.OURS, *summary.RESTARTS, *(rival for rival, _ in bars)}
     lines = [
         "| downtime | " + " | ".join(FAULT_WORDS[fault] for fault in FAULTS) + " |",
         "|---|" + "---|" * len(FAULTS),
     ]
     for rival, words in RIVALS.items():
-        if rival in trials:
+        if rival in shown_always or rival in trials:
             cells = [_cell(trials, rival, fault, bars.get((rival, fault))) for fault in FAULTS]
             lines.append(f"| {words} | " + " | ".join(cells) + " |")
-    return lines
+    note = RIVALS_NOTE.format(ranks=RANKS, cpus=record["machine"]["cpus"], few=summary.FEW)
+    return [*lines, "", *textwrap.wrap(note, WIDTH, break_on_hyphens=False)]
 
 
 def _barred(trials: Mapping[str, Any], bars: Mapping[str, float]) -> Iterator[tuple[tuple[str, str], float]]:
-    """(rival, fault) → the least ratio."""
+    """(rival, fault) → the least ratio. All that restart, where none of them was measured."""
     for name, bar in bars.items():
         kind, _, other = name.partition("_over_ours_")
-        fault = PLANNED if kind == "planned" else DEATH
-        restarts = [rival for rival in summary.RESTARTS if _median(trials, rival, fault) is not None]
-        rival = BARRED[other] or min(restarts, key=lambda r: trials[r][fault]["median"], default=None)
-        if rival is not None:
-            yield (rival, fault), bar
+        for fault in (PLANNED,) if kind == "planned" else UNPLANNED:
+            measured = [rival for rival in summary.RESTARTS if _median(trials, rival, fault) is not None]
+            best = sorted(measured, key=lambda rival, fault=fault: trials[rival][fault]["median"])[:1]
+            named = BARRED[other]
+            for rival in (best or summary.RESTARTS) if named is None else [named]:
+                yield (rival, fault), bar
 
 
 def _median(trials: Mapping[str, Any], rival: str, fault: str) -> float | None:
@@ -257,20 +297,28 @@ def _median(trials: Mapping[str, Any], rival: str, fault: str) -> float | None:
 
 
 def _cell(trials: Mapping[str, Any], rival: str, fault: str, bar: float | None) -> str:
-    found = trials[rival].get(fault)
-    if found is None:
-        return ""
+    found = trials.get(rival, {}).get(fault, {})
+    asked = "" if bar is None else f"{NOT_MEASURED}: {asked_for(bar, 'x', least=True)}"
     if "cannot" in found:
         return "cannot"
-    failed = f" ({found['failed']} of {found['n']} failed)" if found["failed"] else ""
-    median, ours = _median(trials, rival, fault), _median(trials, summary.OURS, fault)
-    if median is None:
-        return failed.strip()
-    ratio = ""
-    if rival != summary.OURS and ours:
-        asked = "" if bar is None else f" ({judged(median / ours, bar, 'x', least=True)})"
-        ratio = f", {number(median / ours, 'x')}{asked}"
-    return f"{number(median, 's')}{ratio}{failed}"
+    if not found:
+        return asked or "not measured"
+    n, ratio = found["n"] - found["failed"], found.get("over_ours")
+    failed = f"{found['failed']} of {found['n']} failed" if found["failed"] else ""
+    few = f"**n = {n}**" if n < summary.FEW else ""
+    if "median" not in found:
+        return ", ".join(filter(None, (f"**{failed}**", asked)))
+    cell = number(found["median"], "s") + _brackets(range_of({**found, "n": n}, "s"), few, failed)
+    if ratio is None:
+        return ", ".join(filter(None, (cell, asked)))
+    asked = "" if bar is None else judged(ratio["median"], bar, "x", least=True)
+    mixed = "of several commits" if ratio["mixed_commits"] else ""
+    return f"{cell}, {number(ratio['median'], 'x')}" + _brackets(range_of(ratio, "x"), asked, mixed)
+
+
+def _brackets(*told: str) -> str:
+    words = [each for each in told if each]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def table_of_profile(record: Record) -> list[str]:
@@ -302,10 +350,19 @@ def section(records: Sequence[Record]) -> str:
     for record in records:
         trials = [row["n"] for row in faults_of(record)]
         number_of = "" if not trials else f", {_range(trials)} trials of each"
-        about = ", ".join(filter(None, (record["at"][:10], record["commit"])))
-        lines += ["", f"**{TITLES[record['name']]}** ({about}{number_of})", ""]
+        lines += ["", f"**{TITLES[record['name']]}** ({origin_of(record)}{number_of})", ""]
         lines += TABLES.get(record["name"], table_of_figures)(record)
     return "\n".join(lines) + "\n"
+
+
+def origin_of(record: Record) -> str:
+    """The oldest day on which a part of it was measured, and all commits of which there are parts."""
+    made = record.get("made") or {"all": {"at": record["at"], "commit": record["commit"]}}
+    days = sorted(stamp["at"][:10] for stamp in made.values() if stamp["at"])
+    commits = dict.fromkeys(stamp["commit"] or "" for stamp in made.values())
+    known = sorted(filter(None, commits))
+    unknown = "parts of unknown commits" if "" in commits and (known or len(made) > 1) else ""
+    return ", ".join(filter(None, (*days[:1], *known, unknown)))
 
 
 def faults_of(record: Record) -> list[Mapping[str, Any]]:

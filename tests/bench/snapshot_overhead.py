@@ -60,8 +60,14 @@ def run(cluster: LocalCluster, directory: Path, snapshots: str) -> dict[str, Any
 
 def inside(measured: dict[str, Any]) -> dict[str, Any]:
     """Of one run with snapshots: by what fraction each step that one touches is longer than the others around
-    it, the share of such steps, and how many steps lie between two snapshots."""
+    it, the share of such steps, and how many steps lie between two snapshots. ValueError when there are fewer
+    than two."""
     seconds, taken = measured["seconds"], [step for step in measured["taken"] if step >= FIRST_STEPS]
+    if len(taken) < 2:
+        raise ValueError(
+            f"expected two snapshots or more in the steps from {FIRST_STEPS} to {STEPS}, found {len(taken)}: "
+            "the job chose an interval too long for so few steps"
+        )
     # after `step` steps are done, the step with that number is the first that a snapshot makes longer
     touched = {step + n for step in taken for n in range(AFTER)} & set(seconds)
     longer = []

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
+import tm_slurm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-from baselines import downtime, summary
+import bench_baselines
+from baselines import downtime, summary, trial
+from baselines.rival_nvrx_inprocess import NvrxInprocess
+from baselines.rival_torchft import TorchftAll, TorchftLess
 from baselines.run_files import RunFiles
 from baselines.steps import Step, StepReader, StepWriter
+from baselines.tm_slurm_rank import is_real
+
+from tm_slurm.comm import Endpoint, Peer, register
+from tm_slurm.sandbox import Sandbox
 
 PACE = 0.25
 FAULT = 10.05
@@ -39,6 +54,7 @@ def test_a_failure_is_counted_from_the_fault_to_the_first_new_step_of_the_slowes
     cost = downtime.unplanned(steps, at=FAULT, victim="n4:1", ranks=4)
     assert cost is not None and cost.downtime_s == pytest.approx(12.5 - FAULT - PACE)
     assert (cost.first_new_step, cost.redone_steps) == (41, 0)
+    assert cost.steady_step_s == pytest.approx(PACE) and cost.step_spread_s == pytest.approx(0.0)
 
 
 def test_steps_that_are_done_again_are_part_of_the_downtime() -> None:
@@ -153,3 +169,121 @@ def test_the_report_reads_what_restarts_cost(tmp_path: Path) -> None:
     path.write_text(json.dumps({"figures": summary.figures(PARTS)}))
     restart = restart_of(4, asked_s=None, baselines=path)
     assert (restart.planned_s, restart.unplanned_s, restart.measured) == (6.0, 7.0, True)
+
+
+def test_figures_say_of_what_they_are() -> None:
+    figures = summary.figures(PARTS)
+    assert figures["unplanned"] == "a rank is killed; see by_fault"
+    assert figures["by_fault"]["planned"]["restarts_measured"] == ["torchrun", "requeue"]
+    killed = figures["by_fault"]["process_death"]
+    assert killed["spreads"]["best_restart"] == {"median": 14.0, "n": 1, "min": 12.0, "max": 12.0}
+    assert "torchft_all" not in killed["spreads"]
+    assert figures["by_fault"]["unplugged"]["restarts_measured"] == []
+
+
+def test_the_pairs_of_a_ratio_are_those_that_took_turns() -> None:
+    parts = {
+        "tm_slurm": {"faults": {"planned": rows(0.1, 0.2, 0.4)}},
+        "torchrun": {
+            "faults": {"planned": {"rows": [{"downtime_s": 8.0}, {"failed": "no"}, {"downtime_s": 6.0}]}}
+        },
+    }
+    found = summary.over_ours(parts, "torchrun", "planned")
+    assert found == pytest.approx({"median": 7.0 / 0.2, "n": 2, "min": 15.0, "max": 80.0})
+
+
+def test_a_trial_of_ours_that_failed_counts_as_endless_and_one_of_a_rival_not_at_all() -> None:
+    def figures(ours: dict[str, Any]) -> dict[str, Any]:
+        return summary.figures({**PARTS, "tm_slurm": {"faults": {"process_death": ours}}})
+
+    assert figures(rows(0.5, 0.7, failed="hung"))["unplanned_over_ours_best_restart"] == pytest.approx(10.0)
+    found = figures(rows(0.5, failed="hung"))
+    assert found["unplanned_over_ours_best_restart"] == 0.0 and math.inf not in found.values()
+    json.dumps(found, allow_nan=False)
+    assert figures(rows(failed="hung"))["unplanned_over_ours_best_restart"] == 0.0
+
+
+def test_ours_counts_as_no_less_than_undisturbed_steps_differ() -> None:
+    moved = {"rows": [{"downtime_s": each, "step_spread_s": 0.02} for each in (-0.01, 0.0, 0.01)]}
+    figures = summary.figures({**PARTS, "tm_slurm": {"faults": {"planned": moved}}})
+    assert figures["planned_over_ours_naive"] == pytest.approx(0.9 / 0.02)
+    assert summary.ratio(0.9, 0.0) is None
+
+
+def test_trials_of_several_commits_are_said_to_be() -> None:
+    def at(commit: str) -> dict[str, Any]:
+        return {"faults": {"planned": {"rows": [{"downtime_s": 1.0, "commit": commit}]}}}
+
+    mixed = {"tm_slurm": at("a1"), "torchrun": at("b2")}
+    assert summary.figures(mixed)["by_fault"]["planned"]["mixed_commits"]
+    assert "planned: trials of several commits: a1, b2" in summary.table(mixed)
+    same = {"tm_slurm": at("a1"), "torchrun": at("a1")}
+    assert not summary.figures(same)["by_fault"]["planned"]["mixed_commits"]
+
+
+def test_trials_of_another_tuning_are_not_kept() -> None:
+    before = json.loads(json.dumps({**bench_baselines.about(SmallRival), "faults": {"planned": rows(1.0)}}))
+    assert bench_baselines.begun(SmallRival, before)["faults"] == {"planned": rows(1.0)}
+    for key in ("tuning", "versions"):
+        assert bench_baselines.begun(SmallRival, {**before, key: {"timeout_s": 9}})["faults"] == {}
+    assert bench_baselines.begun(SmallRival, {})["faults"] == {}
+
+
+class SmallRival(trial.Rival):
+    name, what = "small", "a rival whose site is not there"
+    tuning: ClassVar = {"timeouts": (1, 2)}
+
+    def start(self) -> None:
+        raise ValueError("no JSON")
+
+    def leave(self, node: str, rank: int) -> None: ...
+
+    def lost(self, fault: str, node: str, rank: int) -> None: ...
+
+
+def test_no_trial_ends_the_run() -> None:
+    def end() -> None:
+        raise OSError("a process is left")
+
+    files = SimpleNamespace(steps=Path("/nowhere"))
+    site: Any = SimpleNamespace(files=files, last_words=lambda: "log", end=end)
+    row = trial.Trial(SmallRival, "planned", 0, site).run()
+    assert row["failed"] == "ValueError: no JSON" and "a process is left" in row["left_behind"]
+    assert row["at"].endswith("Z") and "commit" in row
+
+
+def test_a_standby_has_its_turn_while_the_fault_still_happens() -> None:
+    told = threading.Event()
+    seen = []
+    trial.at_once(lambda: seen.append(told.wait(20.0)), told.set)
+    assert seen == [True]
+    with pytest.raises(OSError, match="no such node"):
+        trial.at_once(lambda: (_ for _ in ()).throw(OSError("no such node")), lambda: None)
+
+
+class WarmingUp(tm_slurm.Runtime):
+    """In a sandbox, with nothing built but the group that votes."""
+
+    def _enter(self, worker: Any, *, rank: int, world_size: int, **_: Any) -> None:
+        register(worker.endpoint)
+        worker.endpoint.configure(rank=rank, epoch=0, term=0, peers={rank: Peer("127.0.0.1", 1, 0)})
+        dist.init_process_group("tm", store=HashStore(), rank=rank, world_size=world_size)
+
+
+def test_a_shadow_step_is_no_step_of_the_training() -> None:
+    endpoint = Endpoint(secret=b"s" * 32, job="1", host="127.0.0.1", incarnation=1)
+    asked = {"standby": {"cpu_share": 1.0, "warm_up": True}, "policy": {"shadow_steps": 3}}
+    config = SimpleNamespace(**{name: SimpleNamespace(**keys) for name, keys in asked.items()})
+    worker: Any = SimpleNamespace(config=config, endpoint=endpoint, sandbox=Sandbox(endpoint))
+    runtime = WarmingUp(lambda role: {}, steps=3)
+    shadow = runtime._warm_up(worker, {"rank": 1, "world_size": 4}, None)
+    assert [is_real(runtime, step) for _, step in shadow] == [False, False, False]
+    dist.destroy_process_group()
+    endpoint.close()
+    assert [is_real(runtime, step) for _, step in runtime] == [False, True, True]
+    dist.destroy_process_group()
+
+
+def test_rivals_that_wait_for_gloo_wait_equally_long() -> None:
+    waits = [kind.tuning["manager"]["timeout_s"] for kind in (TorchftAll, TorchftLess)]
+    assert [*waits, NvrxInprocess.tuning["gloo_timeout_s"]] == [0.5, 0.5, 0.5]

@@ -13,6 +13,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from growth_figures import spread
+
 from baselines.steps import Step
 
 STEADY_STEPS = 40
@@ -21,11 +23,13 @@ STEADY_STEPS = 40
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds. `first_new_step`: its number; `redone_steps`: those done a second time by some rank before it
-    (by a standby of tm_slurm: in its sandbox); `steady_step_s` has been taken off."""
+    """Seconds. `first_new_step`: its number; `redone_steps`: those done a second time by some rank before it.
+    `steady_step_s` has been taken off; `step_spread_s`: how much such steps differ, between the quartiles of
+    their times."""
 
     downtime_s: float
     steady_step_s: float
+    step_spread_s: float
     first_new_step: int
     redone_steps: int
 
@@ -36,9 +40,9 @@ def process_of(steps: Iterable[Step], rank: int, until: float | None = None) -> 
     return max(mine).process if mine else None
 
 
-def steady_step_s(steps: Iterable[Step], until: float) -> float:
-    """The median time between two steps, one after the other, of the same process: of the last ones of each
-    rank up to an instant. ValueError when there are none."""
+def steady_steps_s(steps: Iterable[Step], until: float) -> list[float]:
+    """The times between two steps, one after the other, of the same process: of the last ones of each rank up
+    to an instant. ValueError when there are none."""
     gaps: list[float] = []
     known = sorted(each for each in steps if each.at <= until)
     for rank in sorted({each.rank for each in known}):
@@ -47,7 +51,7 @@ def steady_step_s(steps: Iterable[Step], until: float) -> float:
         gaps += [late.at - early.at for early, late in pairs if late.step == early.step + 1]
     if not gaps:
         raise ValueError("no two steps, one after the other, before the fault")
-    return statistics.median(gaps)
+    return gaps
 
 
 def unplanned(steps: Sequence[Step], *, at: float, victim: str, ranks: int) -> Cost | None:
@@ -57,9 +61,8 @@ def unplanned(steps: Sequence[Step], *, at: float, victim: str, ranks: int) -> C
     ends = _first_new(steps, first, after=at, without=victim)
     if len(ends) < ranks:
         return None
-    steady = steady_step_s(steps, at)
     end = sorted(ends.values())[ranks - 1]
-    return Cost(end - at - steady, steady, first, _redone(steps, first, at, victim))
+    return _cost(end - at, steady_steps_s(steps, at), first, _redone(steps, first, at, victim))
 
 
 def planned(steps: Sequence[Step], *, leaver: str, noticed_at: float, ranks: int) -> Cost | None:
@@ -72,8 +75,13 @@ def planned(steps: Sequence[Step], *, leaver: str, noticed_at: float, ranks: int
     gaps = sorted(ends[rank] - before[rank] for rank in ends if rank in before)
     if len(gaps) < ranks:
         return None
-    steady = steady_step_s(steps, noticed_at)
-    return Cost(gaps[ranks - 1] - steady, steady, first, _redone(steps, first, last.at, leaver))
+    steady_s = steady_steps_s(steps, noticed_at)
+    return _cost(gaps[ranks - 1], steady_s, first, _redone(steps, first, last.at, leaver))
+
+
+def _cost(gap_s: float, steady_s: Sequence[float], first: int, redone: int) -> Cost:
+    steady = statistics.median(steady_s)
+    return Cost(gap_s - steady, steady, spread(steady_s), first, redone)
 
 
 def _last_done(steps: Sequence[Step], last: Step) -> dict[int, float]:

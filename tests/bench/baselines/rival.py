@@ -53,7 +53,7 @@ class Rival(ABC):
 
     @abstractmethod
     def lost(self, fault: str, node: str, rank: int) -> None:
-        """Just after a fault on `node`, where `rank` was: what its operator does, who knows at once."""
+        """At the instant of a fault on `node`, where `rank` was: what its operator does, who knows of it."""
 
     def look_after(self) -> None:
         """Called again and again until training goes on."""

@@ -12,22 +12,28 @@ SETTINGS = "BASELINES_TORCHFT"
 
 PORT = 29510
 LIGHTHOUSE = {"join_timeout_ms": 500, "quorum_tick_ms": 10, "heartbeat_timeout_ms": 300}
-MANAGER = {"quorum_timeout_s": 30, "heartbeat_ms": 50, "min_replica_size": RANKS - 1}
+TIMEOUT_S = 0.5
+"""Of collectives, connections and what else waits; a third replica notices a loss by nothing else."""
+
+MANAGER = {
+    "timeout_s": TIMEOUT_S,
+    "quorum_timeout_s": 30,
+    "heartbeat_ms": 50,
+    "min_replica_size": RANKS - 1,
+}
 
 
 class Torchft(WithStandby):
-    """One replica a node. `least`: replicas without which the lighthouse gives no quorum. `timeout_s`: of
-    collectives, connections and what else waits; a third replica notices a loss by nothing else."""
+    """One replica a node. `least`: replicas without which the lighthouse gives no quorum."""
 
     least: ClassVar[int]
-    timeout_s: ClassVar[float]
     packages = ("torch", "torchft")
 
     @classmethod
     def tuned(cls) -> dict[str, Any]:
         return {
             "lighthouse": {**LIGHTHOUSE, "min_replicas": cls.least, "on": "a host that nothing happens to"},
-            "manager": {**MANAGER, "timeout_s": cls.timeout_s, "init_sync": False},
+            "manager": {**MANAGER, "init_sync": False},
             "hook": "own: torchft's fails an assertion on gloo after a loss",
             "leaving": "at the end of a step",
         }
@@ -37,7 +43,7 @@ class Torchft(WithStandby):
         bind = {"bind": f"[::]:{PORT}", "min_replicas": self.least, **LIGHTHOUSE}
         self.site.serve("-m", "baselines.torchft_lighthouse", json.dumps(bind))
         lighthouse = f"http://{self.site.cluster.address('ctl')}:{PORT}"
-        told = json.dumps({**MANAGER, "timeout_s": self.timeout_s, "lighthouse": lighthouse})
+        told = json.dumps({**MANAGER, "lighthouse": lighthouse})
         for rank, node in enumerate(self.site.nodes[:RANKS]):
             self.site.launch(node, "-m", "baselines.torchft_replica", str(rank), **{SETTINGS: told})
         self.site.files.make_standby(self.reserve)
@@ -57,7 +63,6 @@ class TorchftAll(Torchft):
     name = "torchft_all"
     what = "torchft, all four replicas required; a warm standby joins at the instant of the fault or drain"
     least = RANKS
-    timeout_s = 1.0
     tuning: ClassVar = {}
 
 
@@ -65,7 +70,6 @@ class TorchftLess(Torchft):
     name = "torchft_less"
     what = "torchft, going on with three of four replicas (and three quarters of the throughput)"
     least = RANKS - 1
-    timeout_s = 0.5
     ranks_after = RANKS - 1
     tuning: ClassVar = {}
 

@@ -6,19 +6,20 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import yaml
+from figures_record import stamp
 
 from baselines import downtime
 from baselines.downtime import Cost
 from baselines.rival import DEATH, PLANNED, POWER_OFF, RANKS, UNPLUGGED, Rival
 from baselines.site import Site
 from baselines.steps import StepReader
-from tm_slurm.localcluster import LocalCluster, LocalClusterError
+from tm_slurm.localcluster import LocalCluster
 
 CONFIG = Path(__file__).parents[3] / "configs" / "char_gpt.yaml"
 CALM_STEPS = 25
@@ -37,6 +38,17 @@ def options() -> dict[str, Any]:
     return {**found, "learning_rate": float(found["learning_rate"]), "eval_every": 0}
 
 
+def at_once(fault: Callable[[], Any], told: Callable[[], Any]) -> float:
+    """Have a fault happen, and an operator told at the same instant: to switch a node off takes a while, and
+    what waits in reserve is not to wait for the end of that. Answers the wall-clock instant just before."""
+    with ThreadPoolExecutor(1) as pool:
+        at = time.time()
+        happening = pool.submit(fault)
+        told()
+        happening.result()
+    return at
+
+
 class Trial:
     """One run. `number`: whose turn it is to be the victim; never rank 0, on whose node some rivals keep what
     all need."""
@@ -49,12 +61,17 @@ class Trial:
         self._log = StepReader(site.files.steps)
 
     def run(self) -> Row:
-        """What came of it; a rival that does not go on is a row with `failed`."""
-        about = {
-            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "load": round(os.getloadavg()[0], 2),
-            "rank": self._rank,
-        }
+        """What came of it; a rival that does not go on is a row with `failed`, one that cannot be ended
+        afterwards has `left_behind`."""
+        row = self._run()
+        try:
+            self._site.end()
+        except Exception as error:  # as below
+            row["left_behind"] = repr(error)
+        return row
+
+    def _run(self) -> Row:
+        about = {**stamp(), "load": round(os.getloadavg()[0], 2), "rank": self._rank}
         try:
             self._rival.start()
             self._until("all ranks train", BEGIN_LIMIT_S, lambda: self._all_did(1))
@@ -62,10 +79,9 @@ class Trial:
             begin = max(each.step for each in self._log.all())
             self._until("a steady pace", BEGIN_LIMIT_S, lambda: self._all_did(begin + CALM_STEPS))
             return {**about, **asdict(self._interrupt())}
-        except (AssertionError, LocalClusterError, OSError, LookupError) as error:
-            return {**about, "failed": str(error), "log": self._site.last_words()[-6000:]}
-        finally:
-            self._site.end()
+        except Exception as error:  # whatever it is: one trial must not end a run of hours
+            why = f"{type(error).__name__}: {error}"
+            return {**about, "failed": why, "log": self._site.last_words()[-6000:]}
 
     def _all_did(self, step: int) -> bool:
         did = {each.rank for each in self._log.all() if each.step >= step}
@@ -76,10 +92,6 @@ class Trial:
         assert victim is not None
         node = victim.partition(":")[0]
         at = self._inject(victim, node)
-        if self._fault == PLANNED:
-            self._rival.leave(node, self._rank)
-        else:
-            self._rival.lost(self._fault, node, self._rank)
         ranks = self._rival.ranks_after
 
         def cost() -> Cost | None:
@@ -93,17 +105,19 @@ class Trial:
         return found
 
     def _inject(self, victim: str, node: str) -> float:
-        """The instant just before the fault."""
+        """The instant just before the fault; the rival's operator has been told."""
         cluster, pid = self._site.cluster, self._site.host_pid(victim)
-        injected: dict[str, Callable[[], Any]] = {
-            PLANNED: lambda: cluster.drain(node),
+        if self._fault == PLANNED:
+            at = time.time()
+            cluster.drain(node)
+            self._rival.leave(node, self._rank)
+            return at
+        faults: dict[str, Callable[[], Any]] = {
             DEATH: lambda: os.kill(pid, signal.SIGKILL),
             POWER_OFF: lambda: cluster.power_off(node),
             UNPLUGGED: lambda: cluster.unplug(node),
         }
-        at = time.time()
-        injected[self._fault]()
-        return at
+        return at_once(faults[self._fault], lambda: self._rival.lost(self._fault, node, self._rank))
 
     def _until(self, what: str, limit_s: float, test: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + limit_s
