@@ -65,7 +65,7 @@ def test_a_lost_ranks_share_is_done_by_the_others_until_its_node_comes_back(
     grown = job.note("grown")
     assert (grown["ranks"], grown["nodes"]) == ([rank], [node])
     go_on(job, 10)
-    assert job.seats()[rank] == node
+    job.until("the rank on its node again", lambda: job.seats()[rank] == node)
     digests = job.finish()
     assert len(digests) == 3
     steps = [step["step"] for step in job.files.steps()]
