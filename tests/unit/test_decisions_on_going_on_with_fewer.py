@@ -35,7 +35,7 @@ def test_a_survivor_does_the_share_of_a_rank_that_is_lost_without_a_standby() ->
     shrunk = {"ranks": [2], "nodes": ["n3"], "adopters": {"2": 0}}
     assert shrunk.items() <= world.notes("shrunk")[0].items()
     for told in world.told("resolve"):
-        assert told.message["absent"] == [2] and "2" not in told.message["peers"]
+        assert told.message["absent"] == [2] and "2" not in told.message["changes"]
         assert list(told.message["adopt"]) == (["2"] if told.node == "n1" else [])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback_job import Job
 
 from tm_slurm.control import Channel, ChannelClosed, connect
 from tm_slurm.coordinator.election import Candidate, LeaderFile, Leadership, LeaderWatch
@@ -356,3 +357,20 @@ def test_what_is_held_back_of_the_steps_is_written_at_the_jobs_end_alone(tmp_pat
 
     lead(tmp_path, act, standbys=0)
     assert [step["step"] for step in JobFiles(tmp_path).steps()] == ([0] if ended else [])
+
+
+def test_the_status_tells_of_a_move_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However seldom it is written while nothing happens."""
+    monkeypatch.setattr("tm_slurm.coordinator.leader.STATUS_INTERVAL_S", 600.0)
+    monkeypatch.setattr("tm_slurm.coordinator.leader.STATUS_LIMIT_S", 600.0)
+
+    async def main() -> None:
+        async with Job(tmp_path) as job:
+            job.lead("n4")
+            await job.start()
+            job.drain("n1")
+            await job.until("a move", lambda: job.leader.state.moves_done == 1)
+            status = JobFiles(tmp_path).status
+            await job.until("a status that knows it", lambda: (status() or {}).get("epoch") == 1)
+
+    asyncio.run(main())

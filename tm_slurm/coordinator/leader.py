@@ -52,9 +52,9 @@ OVERSLEPT = 4
 """A tick that comes so many times too late: it is this process that has not got to run."""
 
 STATUS_INTERVAL_S = 0.5
-STATUS_SHARE = 0.02
-"""At most so much of the processor's time goes into telling the status: of a job of thousands it is told less
-often."""
+STATUS_SHARE, NEWS_SHARE = 0.02, 0.1
+"""At most so much of the processor's time goes into telling the status while nothing happens, and while
+something does: of a job of thousands it is told less often."""
 
 STATUS_LIMIT_S = 2.5
 """But at least so often: a leader whose status is older than 5 s is taken for one that may be gone."""
@@ -376,10 +376,10 @@ class Leader:
 
     def _noted(self, note: Note) -> None:
         at = time.time()
+        self._has_news_for_people = True
         log.info("%s %s", note.what, " ".join(f"{key}={value}" for key, value in note.fields.items()))
         self._record.note(note.what, at, **note.fields)
         if note.what in ("moved", "recovered"):
-            self._has_news_for_people = True
             self._record.moved(note.fields)
             for pair in note.fields["pairs"]:  # links were closed while its processes took other roles
                 self._presence.acquit(pair["joiner"])
@@ -438,7 +438,7 @@ class Leader:
     async def _tick_for_ever(self) -> None:
         tick_s = min(TICK_S, self._leadership.lease_s / 8)
         turns = max(1, round(self._limits.heartbeat_s / tick_s))
-        now = alive_at = status_at = elapsed_s()
+        now = alive_at = status_at = news_at = elapsed_s()
         turn = 0
         while True:
             before = now
@@ -455,12 +455,13 @@ class Leader:
             for _ in range(min(due, turns) if self._leadership.holds() else 0):
                 turn = (turn + 1) % turns
                 self._agents.say_alive(turn, turns)
-            if now >= status_at or self._has_news_for_people:
+            if now >= status_at or (self._has_news_for_people and now >= news_at):
                 self._has_news_for_people = False
-                before_s = time.thread_time()
+                used_s = time.thread_time()
                 self._write_status()
-                took_s = time.thread_time() - before_s
-                status_at = now + min(max(STATUS_INTERVAL_S, took_s / STATUS_SHARE), STATUS_LIMIT_S)
+                used_s = time.thread_time() - used_s
+                status_at = now + min(max(STATUS_INTERVAL_S, used_s / STATUS_SHARE), STATUS_LIMIT_S)
+                news_at = now + used_s / NEWS_SHARE
             if not self._outcome.done():
                 self._look_around(now)
                 self._remembering.sum_up()
