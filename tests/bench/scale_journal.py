@@ -119,7 +119,7 @@ class JournalWriter:
         self.summary_s.append(time.monotonic() - began)
         self._journal.flush()
         position = [(1, journal_path(self._job_dir, 0, 1).stat().st_size)]
-        summary.write(self._job_dir, 0, position, whole)
+        summary.write(self._job_dir, 0, position, whole, b"s" * SECRET_BYTES)
 
     @property
     def decisions(self) -> Decisions:

@@ -129,7 +129,7 @@ class Leader:
         about = self._journal.about
         plan = replace(plan, batch_host=about["batch_host"], order=about.get("order", plan.order))
         self._record = Record(self.job_dir, plan.world_size)
-        self._remembering = Remembering(self._journal, leadership, plan, node)
+        self._remembering = Remembering(self._journal, leadership, plan, node, secret)
         self._memory = self._remembering.memory
         if self._remembering.replayed == 0:
             (self.job_dir / "verdict.json").unlink(missing_ok=True)
@@ -291,6 +291,7 @@ class Leader:
             log.critical("the journal cannot be written, stepping down reason=%s", error)
             self._over("resigned")
             return False
+        was_whole, self._remembering.is_whole = self._remembering.is_whole, False
         if not self._leadership.holds():  # the disk has taken longer than the lease
             self._over("deposed")
             return False
@@ -299,10 +300,12 @@ class Leader:
                 self._perform(self._memory.take(each))
             except MALFORMED as error:
                 if judged:
+                    self._remembering.is_whole = was_whole  # it is refused again when it is repeated
                     raise
                 log.warning(
                     "refused a message node=%s kind=%s reason=%r", each.get("node"), each.get("kind"), error
                 )
+        self._remembering.is_whole = was_whole
         return True
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,6 +9,7 @@ The changes that all survivors of a failure are told of, when these have become 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections import OrderedDict
@@ -17,10 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from tm_slurm.coordinator.election import write_atomically
 from tm_slurm.coordinator.roster import SHARED_FROM, PeerTable
 
-CHANGES_FROM = 64
+CHANGES_FROM = SHARED_FROM
 """More changed peers than these are not sent to each survivor."""
 
 KEPT_FILES = 8
@@ -37,7 +40,6 @@ class PeerTables:
     def __init__(self, job_dir: Path, attempt: int, term: int) -> None:
         self._job_dir = job_dir
         self._stem = f"peers.{attempt}.{term}"
-        self._count = 0
         self._written: OrderedDict[int, tuple[Mapping[str, list[Any]], str]] = OrderedDict()
         """id of a table → the table itself, so that the id stays its own, and its file; the last used last"""
 
@@ -55,20 +57,25 @@ class PeerTables:
         return message
 
     def _file_of(self, table: Mapping[str, list[Any]]) -> str | None:
+        """Equal tables have one file, since it is named for what is in it."""
         known = self._written.get(id(table))
         if known is None:
-            known = table, f"{self._stem}.{self._count}.json"
-            try:
-                write_atomically(self._job_dir / known[1], json.dumps(table))
-            except OSError as error:
-                log.warning("a table of peers cannot be written reason=%s", error)
-                return None
-            self._count += 1
-            self._written[id(table)] = known
-            if len(self._written) > KEPT_FILES:
-                _, (_, oldest) = self._written.popitem(last=False)
-                (self._job_dir / oldest).unlink(missing_ok=True)
-        self._written.move_to_end(id(table))
+            text = json.dumps(table)
+            name = f"{self._stem}.{xxhash.xxh3_128_hexdigest(text.encode())}.json"
+            known = next((there for there in self._written.values() if there[1] == name), None)
+            if known is None:
+                known = table, name
+                try:
+                    write_atomically(self._job_dir / name, text)
+                except OSError as error:
+                    log.warning("a table of peers cannot be written reason=%s", error)
+                    return None
+                self._written[id(table)] = known
+                if len(self._written) > KEPT_FILES:
+                    _, (_, oldest) = self._written.popitem(last=False)
+                    with contextlib.suppress(OSError):
+                        (self._job_dir / oldest).unlink()
+        self._written.move_to_end(id(known[0]))
         return known[1]
 
 
@@ -84,6 +91,6 @@ def as_sent(message: Message, job_dir: Path) -> Message:
 
 @lru_cache(maxsize=2)
 def _table_in(job_dir: Path, name: str) -> dict[str, list[Any]]:
-    """Read once for all processes of a node: a name is not used twice."""
+    """Read once for all processes of a node: what is in it never changes."""
     table: dict[str, list[Any]] = json.loads((job_dir / Path(name).name).read_text())
     return table

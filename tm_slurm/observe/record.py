@@ -9,6 +9,7 @@ two machines.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Any
 
 from tm_slurm.observe.follow import tail_of
 from tm_slurm.observe.spans import SpanBook
-from tm_slurm.observe.step_log import StepLog, append_to
+from tm_slurm.observe.step_log import StepLog, append_to, put
 from tm_slurm.observe.tally import Tally
 
 STEADY_WINDOW = 200
@@ -71,8 +72,7 @@ class Record:
         ended = [{"what": "span", **span} for span in self._spans.take(entry)]
         for line in (entry, *ended):
             self.tally.take(line)
-        self._timeline_file.write("".join(json.dumps(line) + "\n" for line in (entry, *ended)))
-        self._timeline_file.flush()
+        put(self._timeline_file, "".join(json.dumps(line) + "\n" for line in (entry, *ended)))
         if what in ("prepare", "failed", "recover"):
             self._disturbed = True
         if what in ("moved", "cancelled", "recovered"):
@@ -212,4 +212,5 @@ class Record:
         """`job_ended`: nobody will lead after this, so what is known of the steps has to be written now."""
         self._close_moves()
         self._steps.close(job_ended=job_ended)
-        self._timeline_file.close()
+        with contextlib.suppress(OSError):
+            self._timeline_file.close()

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any, TextIO
+
+log = logging.getLogger("tm_slurm.leader")
 
 TAIL_BYTES = 64 << 10
 """How much of a log that an earlier leader has written is looked at."""
@@ -19,6 +22,17 @@ def append_to(path: Path) -> TextIO:
         if file.seek(0, os.SEEK_END) and not _ends_a_line(file):
             file.write(b"\n")
     return path.open("a")
+
+
+def put(file: TextIO, text: str) -> bool:
+    """Write something for people. False when the disk does not take it: no training ends for want of that."""
+    try:
+        file.write(text)
+        file.flush()
+    except OSError as error:
+        log.warning("cannot be written file=%s reason=%s", file.name, error)
+        return False
+    return True
 
 
 def _ends_a_line(file: Any) -> bool:
@@ -76,9 +90,8 @@ class StepLog:
         if int(told["step"]) < self._next:
             return
         line = json.dumps(told) + "\n"
-        self._file.write(line)
-        self._file.flush()
-        self._size += len(line)
+        if put(self._file, line):
+            self._size += len(line)
         self._next += 1
 
     def _go_on_after_another(self) -> None:
@@ -93,7 +106,8 @@ class StepLog:
             self._next = max(step, self._next)
             self._write(told)
         self._told.clear()
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def _after(written: list[dict[str, Any]]) -> int:
