@@ -140,14 +140,15 @@ class Resolving(Shrinking):
             for number, source in enumerate(sources):
                 serving[source].append(rank)
                 shares[source][str(rank)] = [number, len(sources)]
-        changes, peers = self._changed_peers(recovery), {"peers": self._peers_after(recovery)}
+        changes = self._changed_peers(recovery)
+        peers = {} if back_to is None else {"peers": self._peers_after(recovery)}  # for who builds again
         for rank in sorted(survivors):
             resolve = {
                 "kind": "resolve",
                 "epoch": recovery.epoch,
                 "target": target,
                 "changes": changes,
-                **(peers if back_to is not None else {}),  # only who builds again asks where everybody is
+                **peers,
                 "absent": sorted(recovery.adopters),
                 **self._shares_of(recovery, rank, survivors[rank]),
                 "serve": serving[rank],

@@ -26,6 +26,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from tm_slurm import __version__
+from tm_slurm.control import listening_at
 from tm_slurm.slurm import AddressUnknown, reachable_address
 
 CONNECT_S = 3.0
@@ -71,8 +72,7 @@ class Probe:
         }
 
     def _listen(self, address: str) -> int:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family)
+        self._listener = listening_at(address)
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         return int(self._listener.getsockname()[1])
 
