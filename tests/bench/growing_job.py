@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "slurm"))
 
 from growth_figures import since_the_fault, spread
-from injected_faults import process_death
+from injected_faults import process_deaths
 from training_jobs import TrainingJob
 
 from tm_slurm.localcluster import LocalCluster
@@ -123,16 +123,25 @@ class GrowingJob:
             **{key: cost[key] for key in ("steady_step_s", "prepare_s", "state_s", "bytes", "resumed")},
         }
 
-    def lose(self, rank: int) -> Row:
-        """Kill the process of a rank: what it has cost, from that instant."""
+    def lose(self, ranks: Sequence[int]) -> Row:
+        """Kill the processes of ranks at once: what it has cost, from that instant. They may be heard of one
+        after another, and recovered from in one go or in several: the last one counts."""
         before = self._before()
         known = len(self.job.files.notes("downtime"))
-        node = self.seats()[rank]
-        at = process_death(self.job, node)
-        cost = self._next_cost(known, f"the recovery of rank {rank}")
+        nodes = [self.seats()[rank] for rank in ranks]
+        at = process_deaths(self.job, nodes)
+
+        def costs() -> list[dict[str, Any]]:
+            found = self.job.files.notes("downtime")[known:]
+            left = {str(pair["leaver"]) for cost in found for pair in cost["pairs"]}
+            return found if left >= set(nodes) else []
+
+        found = self.job.until(f"the recovery of ranks {list(ranks)}", self.job.unless_failed(costs))
+        cost = found[-1]
         return {
             "kind": "process_death",
-            "nodes": [node],
+            "nodes": nodes,
+            "recoveries": len(found),
             "downtime_s": since_the_fault(at, cost),
             **before,
             "parts": {"detect_s": float(cost["started_at"]) - at, **cost["parts"]},

@@ -116,8 +116,9 @@ def figures(planned: Mapping[str, list[Row]]) -> dict[str, Any]:
             found[f"{value}_by_ranks"] = medians(rows, "ranks", value)
     if rows := planned.get("leavers", []):
         for slow, name in ((False, "leavers"), (True, "leavers_on_slow_links")):
-            some = [row for row in rows if (row["gb_s"] is not None) == slow]
+            some = [row for row in _of(rows, "drain") if (row["gb_s"] is not None) == slow]
             found |= grown(some, "leavers", "planned", name)
+        found |= grown(_of(rows, "process_death"), "leavers", "process_death", "leavers")
     if deaths := _of(planned.get("sizes", []), "process_death"):
         found["process_death_s_by_bytes"] = medians(deaths, "state_bytes")
     if rows := _of(planned.get("sizes", []), "drain"):

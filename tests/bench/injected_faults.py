@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from training_jobs import TrainingJob
 
 
 def process_death(job: TrainingJob, node: str) -> float:
     """SIGKILL to the rank process of a node. All here answer the wall-clock instant just before the fault."""
-    pid = job.rank_pid(node)
+    return process_deaths(job, [node])
+
+
+def process_deaths(job: TrainingJob, nodes: Sequence[str]) -> float:
+    """The same to those of several nodes at once."""
+    pids = [job.rank_pid(node) for node in nodes]
     at = time.time()
-    os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     return at
 
 

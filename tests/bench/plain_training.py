@@ -44,7 +44,7 @@ PORT = 29555
 def join_world() -> tuple[int, int]:
     """torch.distributed over "tm", with a store that gloo can use as well."""
     rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
-    first = reachable_address(expand(os.environ["SLURM_STEP_NODELIST"])[0])
+    first = expand(os.environ["SLURM_STEP_NODELIST"])[0]
     store = dist.TCPStore(first, PORT, size, rank == 0)
     host = reachable_address(os.environ["SLURMD_NODENAME"])
     endpoint = Endpoint(secret=b"b" * SECRET_BYTES, job="plain", host=host, incarnation=rank + 1)

@@ -13,7 +13,8 @@ ranks      2, 4, 8 and 16 ranks with 64 MB each, and a standby; drains, and deat
            longer than its processor time a fixed piece of computing takes just before each interruption)
            says how equal it was.
 leavers    8 ranks and 4 standbys; 1, 2 or 4 nodes are drained by one command, in turn: first with links that
-           are not what a move waits for, then with slow ones, each node's its own.
+           are not what a move waits for, then with slow ones, each node's its own. Then the processes of 1, 2
+           or 4 ranks are killed at once.
 sizes      2 ranks; states of 1 MB to 1 GB a rank. The floor: the same bytes, at the rate that raw sockets
            had just before, from the same node to the same node, while the job trained. Then deaths of a
            rank's process, whose successor gets the state from the other rank.
@@ -91,7 +92,7 @@ def ranks(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
                         for each in jobs:
                             each.calm()
                         rank = number % job.ranks
-                        row = job.drain([job.seats()[rank]]) if kind == "drain" else job.lose(rank)
+                        row = job.drain([job.seats()[rank]]) if kind == "drain" else job.lose([rank])
                         rows.append(shown({"ranks": job.ranks, **row}))
     return rows
 
@@ -108,6 +109,11 @@ def leavers(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
                         job.calm()
                         nodes = [job.seats()[(number + n) % job.ranks] for n in range(count)]
                         rows.append(shown({"leavers": count, "gb_s": gb_s, **job.drain(nodes)}))
+        for number in range(repeat):
+            for count in LEAVERS:
+                job.calm()
+                lost = [(number + n) % job.ranks for n in range(count)]
+                rows.append(shown({"leavers": count, "gb_s": None, **job.lose(lost)}))
     return rows
 
 
@@ -120,7 +126,7 @@ def sizes(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
                 rows += [shown({"state_bytes": size, **move(size)}) for _ in range(repeat)]
                 for number in range(repeat):
                     job.calm()
-                    rows.append(shown({"state_bytes": size, **job.lose(number % job.ranks)}))
+                    rows.append(shown({"state_bytes": size, **job.lose([number % job.ranks])}))
     return rows
 
 

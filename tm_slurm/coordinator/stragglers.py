@@ -5,10 +5,12 @@ the part of it in which none of a rank's collectives is under way: its own work 
 with its heartbeats, if policy.straggler_slower is set). Ranks with the same parameters have the same work;
 so each is compared with the median of its replicas, step by step.
 
-    slow      its own work took more than `slower` longer than theirs, in at least SURE of the last `steps`
-              steps, and in their median
-    not yet   before so many steps are known, and in the first UNSETTLED steps after a start or an
-              interruption
+    slow      step after step, its own work took more than `slower` longer than theirs: the excess is summed up
+              (a cumulative sum, Page 1954), a step on which it is less takes from the sum, and no single step
+              counts for more than one that is slower by twice `slower`. With `steps` of these the sum is
+              full; a rank that is slower by less fills it later, one that is slower by no more than `slower`
+              never
+    not yet   in the first UNSETTLED steps after a start or an interruption
     nobody    a rank without replicas is compared with nobody
 
 Pure: no clock, no network.
@@ -16,6 +18,7 @@ Pure: no clock, no network.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Set
@@ -24,14 +27,14 @@ from dataclasses import dataclass
 UNSETTLED = 5
 """Steps after an interruption that are not judged: they may compile, allocate, or contain the pause."""
 
-SURE = 0.8
 LEAST_S = 1e-4
 """Own work that is shorter is noise."""
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """`ratio`: how many times as long its own work took as that of its replicas, in the median step."""
+    """`ratio`: how many times as long its own work took as that of its replicas, in the median of the steps
+    that have shown it."""
 
     rank: int
     step: int
@@ -42,12 +45,16 @@ class Stragglers:
     """Of one job. `slower`: 0.1 for 10 %. `replicas`: a rank and those with the same work."""
 
     def __init__(self, *, slower: float, steps: int, replicas: Callable[[int], Set[int]]) -> None:
-        self._limit = 1.0 + slower
+        self._limit = math.log(1.0 + slower)
+        self._most = math.log(1.0 + 2.0 * slower) - self._limit
+        """that a step counts for"""
         self._steps = steps
         self._replicas = replicas
         self._told: dict[int, dict[int, float]] = {}
         """step → rank → seconds of its own work, until all replicas have told"""
+        self._sums: dict[int, float] = {}
         self._ratios: dict[int, deque[float]] = {}
+        """rank → those of the last steps"""
         self._newest = -1
         self._from: int | None = 0
         """the first step that is judged; None: to be found when one is heard of"""
@@ -55,6 +62,7 @@ class Stragglers:
     def disturbed(self) -> None:
         """Something else explains what steps take now: begin again when it is over."""
         self._told.clear()
+        self._sums.clear()
         self._ratios.clear()
         self._newest, self._from = -1, None  # steps may be done again
 
@@ -81,11 +89,10 @@ class Stragglers:
             ratio = seconds / _median_without(in_order, seconds)
             ratios = self._ratios.setdefault(rank, deque(maxlen=self._steps))
             ratios.append(ratio)
-            if ratio > self._limit and len(ratios) == self._steps:
-                over = sum(each > self._limit for each in ratios)
-                middle = statistics.median(ratios)
-                if over >= SURE * self._steps and middle > self._limit:
-                    found.append(Straggler(rank, step, middle))
+            more = min(max(math.log(ratio) - self._limit, -self._most), self._most)
+            self._sums[rank] = max(0.0, self._sums.get(rank, 0.0) + more)
+            if self._sums[rank] > (self._steps - 0.5) * self._most:
+                found.append(Straggler(rank, step, statistics.median(ratios)))
         return max(found, key=lambda slow: slow.ratio, default=None)
 
 
