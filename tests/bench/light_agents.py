@@ -300,13 +300,12 @@ class LightAgents:
             if connection.sock is not None:
                 self._closed(connection, "lost")
             connection.node.leaves, connection.node.rank = True, None
+        newest = max((connection.news or 0 for connection in self.connections), default=0)
         return {
             "connected": sum(connection.led for connection in self.connections),
             "ranks": sum(connection.node.rank is not None for connection in self.connections),
             "warm": sum(connection.node.warm_for is not None for connection in self.connections),
-            "behind": sum(
-                connection.led and (connection.news or 0) < self._newest() for connection in self.connections
-            ),
+            "behind": sum(c.led and (c.news or 0) < newest for c in self.connections),
             "heard": self.heard,
             "heard_bytes": self.heard_bytes,
             "said": self.said,
@@ -316,9 +315,6 @@ class LightAgents:
             "errors": self.errors,
             "cpu_s": time.process_time(),
         }
-
-    def _newest(self) -> int:
-        return max((connection.news or 0 for connection in self.connections), default=0)
 
 
 if __name__ == "__main__":
