@@ -187,9 +187,7 @@ class Agents:
         sign: Message = {"renewal": self._leadership.renewal, "at": self._leadership.job_clock.now()}
         sign |= {"kind": "alive", "term": self._leadership.term}
         frames: dict[int, bytes] = {}
-        for node, channel in list(self._channels.items()):
-            if hash(node) % turns != turn:
-                continue
+        for node, channel in list(self._channels.items())[turn::turns]:
             told = self._told[node]
             if told not in frames:
                 news = self._news.after(told)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tm_slurm.control import ChannelClosed, HandshakeRefused, accept, listening_at
-from tm_slurm.coordinator import batch_script
+from tm_slurm.coordinator import batch_script, long_lived
 from tm_slurm.coordinator.actions import Action, Comment, End, Note, Release, Resign, Spread, Tell
 from tm_slurm.coordinator.agents import Agents
 from tm_slurm.coordinator.allocation import Allocation
@@ -197,6 +197,10 @@ class Leader:
 
     async def lead(self) -> Outcome:
         """Serve agents and users until the job has ended, or this leader leads no more."""
+        with long_lived.left_out():
+            return await self._lead()
+
+    async def _lead(self) -> Outcome:
         sock = listening_at(self._host)
         server = await asyncio.start_server(self._connected, sock=sock, backlog=LET_IN_AT_ONCE)
         sock.listen(BACKLOG)  # they may knock; asyncio lets as many in at once as it is told
