@@ -30,6 +30,9 @@ SLOTS = 50
 """Heartbeats are spread over so many moments of an interval."""
 
 LOOK_S = 0.02
+AT_ONCE = 256
+"""Sockets that are read before it is looked whether a heartbeat is due."""
+
 ALIVE = b'{"renewal"'
 AGAIN_AT_ONCE = 200
 WANTED = frozenset({"left", "lost", "newer leader"})
@@ -234,12 +237,13 @@ class LightAgents:
                 looked_at = now
                 self._look(now)
             self._dial_those_whose_turn_it_is(now)
-            if now >= next_slot:
-                next_slot = max(next_slot + slot_s, now - self.heartbeat_s)
+            next_slot = max(next_slot, now - self.heartbeat_s)
+            while now >= next_slot:  # several, where reading took long: agents of their own would not wait
+                next_slot += slot_s
                 slot += 1
                 self.job.step = int((now - began) / self.step_s)
                 self._beat(slot)
-            for fd, events in self.epoll.poll(max(0.0, min(next_slot - now, 0.005))):
+            for fd, events in self.epoll.poll(max(0.0, min(next_slot - now, 0.005)), AT_ONCE):
                 if fd == sys.stdin.fileno():
                     line = sys.stdin.readline()
                     if not line:
