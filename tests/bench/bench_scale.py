@@ -12,8 +12,8 @@ move_ms       from sending the event until the leader has written that the move 
 affected_ms   the same until the last affected rank has been told
 messages      what went over the wire for one leaver, heartbeats and signs of life not counted; these carry
               the news of it to all others (their bytes are under `alive`)
-cores         processor seconds of the leader a second, with heartbeats as often as the default config has
-              them (where it does not keep up with these, so many times more), and with reading
+cores         processor seconds of the leader a second, with heartbeats as often as in a job of the default
+              config (where it does not keep up with these, so many times more), and with reading
               what Slurm tells of all nodes as often as a leader asks for that
 takeover_s    from killing the leader until the next one, which stands back as a standby's agent does, has
               replayed the journal and leads; `all_back_s`: until all agents have come to it.
@@ -44,7 +44,7 @@ import scale_journal
 import scale_month
 from figures_record import stamp
 from results import Result
-from scale_job import HEARTBEAT_S, KEEPALIVE_S, LEASE_S, STEP_S, ScaleJob
+from scale_job import POLICY, STEP_S, ScaleJob
 
 from tm_slurm.coordinator.slurm_side import pause_s
 from tm_slurm.slurm.scontrol_text import parse_nodes
@@ -66,8 +66,8 @@ BARS = {
     "messages_16384_over_64": 2.0,
     "coordinator_rss_mb": 1024.0,
     "coordinator_cores": 1.0,
-    "takeover_s": LEASE_S + 1.0,
-    "takeover_after_a_day_s": LEASE_S + 1.0,
+    "takeover_s": POLICY.lease_s + 1.0,
+    "takeover_after_a_day_s": POLICY.lease_s + 1.0,
 }
 
 
@@ -115,7 +115,7 @@ def steady(job: ScaleJob, seconds: float) -> dict[str, Any]:
     after, cpu_s, took_s = job.agents.ask(do="report"), job.leader.cpu_s(), time.monotonic() - at
     said = after["said"]["beat"] - before["said"].get("beat", 0)
     heard = after["heard"]["alive"] - before["heard"].get("alive", 0)
-    wanted = (job.active + job.standbys) * took_s / HEARTBEAT_S
+    wanted = (job.active + job.standbys) * took_s / job.heartbeat_s
     return {
         "cores": (cpu_s - cpu_before) / took_s,
         "beats_per_s": said / took_s,
@@ -184,7 +184,7 @@ def loss(job: ScaleJob, node: str) -> dict[str, Any]:
 def takeover(job: ScaleJob, node: str) -> dict[str, Any]:
     """The leader is killed; the next drain is done by another."""
     job.successor()
-    time.sleep(LEASE_S)
+    time.sleep(POLICY.lease_s)
     job.until_calm()
     lost_before, known = len(job.notes("node_lost")), len(job.notes("leads"))
     at = time.time()
@@ -340,7 +340,11 @@ def main() -> None:
         how={
             "nodes": "simulated: one light process, a TCP socket a node over loopback, the real protocol",
             "ranks_per_node": 1,
-            "policy": {"heartbeat_s": HEARTBEAT_S, "keepalive_s": KEEPALIVE_S, "lease_s": LEASE_S},
+            "policy": {
+                "heartbeat_s": {nodes: POLICY.heartbeat_of(nodes) for nodes in sizes},
+                "keepalive_s": POLICY.keepalive_s,
+                "lease_s": POLICY.lease_s,
+            },
             "step_s": STEP_S,
             "slurm": "what scontrol would say is read; it is not run",
             "not_simulated": "16,384 agents' reads of the leader file; joiners' reads of the table of peers",

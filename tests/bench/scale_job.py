@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tm_slurm.config.model import PolicyConfig
 from tm_slurm.control.frames import FrameSocket
 from tm_slurm.control.handshake import SECRET_BYTES, connect_socket, read_secret
 from tm_slurm.coordinator.election import LeaderFile
@@ -23,8 +24,8 @@ from tm_slurm.events.signed import signed_frame
 from tm_slurm.observe.follow import JsonLines
 
 HERE = Path(__file__).parent
-HEARTBEAT_S, KEEPALIVE_S, LEASE_S = 0.5, 2.0, 2.0
-"""What a job has unless its config says otherwise (policy.heartbeat_s, keepalive_s, lease_s)."""
+POLICY = PolicyConfig()
+"""What a job has unless its config says otherwise."""
 
 STEP_S = 1.0
 LOOK_S = 0.005
@@ -92,15 +93,16 @@ class ScaleJob:
         self.secret = read_secret(job_dir)
         self._timeline = JsonLines(job_dir / "timeline.jsonl")
         self._entries: list[Message] = []
-        self.agents = Program(HERE / "light_agents.py", job_dir, active, standbys, HEARTBEAT_S, STEP_S)
+        self.heartbeat_s = POLICY.heartbeat_of(active + standbys)
+        self.agents = Program(HERE / "light_agents.py", job_dir, active, standbys, self.heartbeat_s, STEP_S)
         self.began = time.monotonic()
         self.leaders = [self._leader(0)]
         self.requests = 0
 
     def _leader(self, number: int) -> Program:
         node = f"n{self.active + self.standbys - 1 - number:05d}"
-        words = (self.job_dir, self.active, self.standbys, node, HEARTBEAT_S, KEEPALIVE_S, LEASE_S)
-        leader = Program(HERE / "scale_leader.py", *words)
+        limits = (self.heartbeat_s, POLICY.keepalive_s, POLICY.lease_s)
+        leader = Program(HERE / "scale_leader.py", self.job_dir, self.active, self.standbys, node, *limits)
         leader.await_ready()
         return leader
 

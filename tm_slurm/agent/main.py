@@ -59,6 +59,7 @@ class Agent:
         self, job_dir: Path, config: Config, surroundings: Surroundings, slurm: Slurm | None
     ) -> None:
         policy = config.policy
+        self._heartbeat_s = policy.heartbeat_of(config.job.all_nodes)
         self._job_dir = job_dir
         self._config = config
         self._surroundings = surroundings
@@ -94,7 +95,7 @@ class Agent:
             self._watch,
             self._secret,
             {"node": surroundings.node, "job": surroundings.job_id, **surroundings.brought},
-            Silence(heartbeat_s=policy.heartbeat_s, keepalive_s=policy.keepalive_s),
+            Silence(heartbeat_s=self._heartbeat_s, keepalive_s=policy.keepalive_s),
             led=self._led,
             obey=self._from_leader,
             number=self._number(),
@@ -197,7 +198,7 @@ class Agent:
             slurm=self._slurm,
             limits=Limits(
                 poll_interval_s=policy.poll_interval_s,
-                heartbeat_s=policy.heartbeat_s,
+                heartbeat_s=self._heartbeat_s,
                 start_timeout_s=policy.start_timeout_s,
                 reconnect_s=policy.keepalive_s,
                 watchdog_floor_s=policy.watchdog_floor_s,
@@ -296,7 +297,7 @@ class Agent:
 
     async def _beat_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(self._config.policy.heartbeat_s)
+            await asyncio.sleep(self._heartbeat_s)
             self._ranks.look(time.monotonic())
             beats = self._ranks.take_beats()
             message = {"kind": "beat", "ranks": beats, "place": self._following.place}

@@ -186,6 +186,13 @@ class TrainConfig:
             _at_least(self, {"steps": 1})
 
 
+HEARTBEATS_A_SECOND = 10_000
+"""That a leader hears with ease, and answers: some 0.3 of a core."""
+
+HEARTBEATS_IN_KEEPALIVE = 2.5
+"""One may be lost on the way, or late."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
     """How the coordinator behaves. All times in seconds."""
@@ -195,7 +202,11 @@ class PolicyConfig:
         "how often Slurm is asked for the nodes' states; less often in a job of more than 1,000 nodes (so "
         "many are asked for in a second), where strigger and the plugin tell sooner",
     ] = 1.0
-    heartbeat_s: Annotated[float, "how often agents report to the leader"] = 0.5
+    heartbeat_s: Annotated[
+        float,
+        "how often agents report to the leader (less often where that would be more than 10,000 reports a "
+        "second, but 2.5 times in keepalive_s)",
+    ] = 0.5
     keepalive_s: Annotated[
         float,
         "silence after which a link or a control connection counts as broken",
@@ -344,6 +355,12 @@ class PolicyConfig:
                 f"expected less than keepalive_s ({self.keepalive_s:g}): an agent would be taken for dead "
                 f"between two reports; found {self.heartbeat_s:g}",
             )
+
+    def heartbeat_of(self, nodes: int) -> float:
+        """Seconds between two heartbeats where there are so many nodes: `heartbeat_s`, and longer in a large
+        job, so that hearing and answering them does not take all of the leader's core."""
+        enough = self.keepalive_s / HEARTBEATS_IN_KEEPALIVE
+        return max(self.heartbeat_s, min(nodes / HEARTBEATS_A_SECOND, enough))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Keeps Python's search for garbage from holding up a leader.
 
-What a leader of thousands of nodes knows stays for long, and a full search looks at all of it: half a second
-for 16,384 nodes, again and again while they come, in which nobody is heard. So what has survived a search that
-took long is not looked at any more (gc.freeze); what is made later, is. A search is over before anybody
-notices then, and of what is left out only cycles that end later stay: those of agents that go.
+What a leader of thousands of nodes knows stays for long, and a full search looks at all of it: half a
+second for 16,384 nodes, again and again while they come, in which nobody is heard. So what has survived a
+search that took long is not looked at any more (gc.freeze); what is made later, is. A search is over before
+anybody notices then, and of what is left out only cycles that end later stay: those of agents that go.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ the part of it in which none of a rank's collectives is under way: its own work 
 with its heartbeats, if policy.straggler_slower is set). Ranks with the same parameters have the same work;
 so each is compared with the median of its replicas, step by step.
 
-    slow      step after step, its own work took more than `slower` longer than theirs: the excess is summed up
-              (a cumulative sum, Page 1954), a step on which it is less takes from the sum, and no single step
-              counts for more than one that is slower by twice `slower`. With `steps` of these the sum is
-              full; a rank that is slower by less fills it later, one that is slower by no more than `slower`
-              never
+    slow      step after step, its own work took more than `slower` longer than theirs: the excess is summed
+              up (a cumulative sum, Page 1954), a step in which it is less takes from the sum, and no single
+              step counts for more than one that is slower by twice `slower`. With `steps` of these the sum
+              is full; a rank that is slower by less fills it later, one that is slower by no more than
+              `slower` never
     not yet   in the first UNSETTLED steps after a start or an interruption
     nobody    a rank without replicas is compared with nobody
 
