@@ -41,6 +41,11 @@ WANTED = frozenset({"left", "lost", "newer leader"})
 AFFECTED = frozenset({"prepare", "prepare_leave", "join", "go"})
 
 
+IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h; Python does not name it
+AT_AN_ADDRESS = 4096
+"""Simulated nodes. The more ports of an address are taken, the longer the kernel looks for another."""
+
+
 class Connection:
     """One agent's connection to the leader."""
 
@@ -134,6 +139,8 @@ class LightAgents:
         sock = socket.socket()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+        sock.bind((f"127.0.1.{1 + connection.node.number // AT_AN_ADDRESS}", 0))
         sock.connect_ex((self.leader.host, self.leader.port))
         connection.sock, connection.led = sock, False
         connection.come.clear()
