@@ -177,6 +177,11 @@ class Leadership:
         """Whether it is time to renew."""
         return self._clock() - self._renewed_at >= self.lease_s / RENEWALS_A_LEASE
 
+    def keep(self) -> None:
+        """Renew if it is time to: to be called every now and then by what takes long."""
+        if self.is_due():
+            self.renew()
+
     def renew(self, port: int | None = None) -> bool:
         """Go on leading, and say so; `port`: where the leader listens from now on. False when it does not
         lead any more. A file system that fails may recover until the lease is over."""

@@ -357,6 +357,7 @@ class Leader:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
+            self._leadership.keep()  # there may be thousands
             if isinstance(action, Tell):
                 self._tell(action)
             elif isinstance(action, Spread):

@@ -45,20 +45,16 @@ class Remembering:
         """whether all that this term has journalled was acted on; else only the journal makes up for it"""
         with _without_collections():
             where = leadership.job_dir, leadership.attempt, journal.pieces
-            known = summary.newest(*where, secret, meanwhile=self._keep_the_lease)
+            # a long history must not cost the lease
+            known = summary.newest(*where, secret, meanwhile=leadership.keep)
             self.memory, self.covered = known if known is not None else (Memory(plan, node), [])
             self.memory.decisions.state.plan = plan  # who led then, the history itself says
             self._summed_up = self.memory.inputs
-            self._keep_the_lease()
+            leadership.keep()
             for term, given in journal.inherited(self.covered):
                 self.memory.repeat(term, given)
-                self._keep_the_lease()
+                leadership.keep()
         self.replayed = self.memory.inputs
-
-    def _keep_the_lease(self) -> None:
-        """A long history must not cost it."""
-        if self._leadership.is_due():
-            self._leadership.renew()
 
     def sum_up(self) -> None:
         """For the next leader, when that has become worth it, and nothing is under way that would wait."""
