@@ -154,10 +154,10 @@ def duplicates(job: ScaleJob, node: str) -> dict[str, Any]:
 
 
 def rack(job: ScaleJob, nodes: list[str]) -> dict[str, Any]:
-    """Many nodes drained in one moment."""
+    """Many nodes drained in one moment: as the plugin has it, each is told of on a connection of its own."""
     job.until_calm()
     before = {what: len(job.notes(what)) for what in ("moved", "release_refused")}
-    at, answered_at = job.signed(len(nodes), lambda number: nodes[number])
+    at, answered_at = job.signed(len(nodes), lambda number: nodes[number], connections=len(nodes))
     job.until(
         "all nodes left", lambda: len(job.notes("release_refused")) >= before["release_refused"] + len(nodes)
     )

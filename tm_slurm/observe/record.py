@@ -63,6 +63,8 @@ class Record:
         self._durations: deque[float] = deque(self._steps.durations(STEADY_WINDOW), maxlen=STEADY_WINDOW)
         self._disturbed = False
         self._open_moves: list[dict[str, Any]] = []
+        self._together: dict[tuple[int, float], dict[int, float] | None] = {}
+        """what _committed has found for the moves that are being closed"""
         self._kept_steps = max(LEAST_STEPS, min(KEPT_STEPS, KEPT_TIMES // world_size))
         self._beats = 0
 
@@ -112,12 +114,18 @@ class Record:
         reported a step after it."""
         self.last_move = dict(fields)
         self._open_moves.append(self.last_move)
-        self._close_moves()
+        if self.world_size <= ALL_LOOKED_AT:
+            self._close_moves()
 
     def _close_moves(self) -> None:
+        """Moves that are over by what ranks have told; those of a rack come to the same step together, and
+        its times are put together once."""
         steady = self.steady_step_s()
-        for move in list(self._open_moves) if steady is not None else ():
-            assert steady is not None
+        if steady is None or not self._open_moves or len(self.latest) < self.world_size:
+            return
+        self._together.clear()
+        reached = min(told["step"] for told in self.latest.values())
+        for move in [move for move in self._open_moves if int(move["step"]) <= reached]:
             cost_of = self._cost_of_recovery if "agreed_at" in move else self._cost_of_move
             cost = cost_of(move, steady)
             if cost is None:
@@ -161,6 +169,11 @@ class Record:
     def _committed(self, step: int, *, after: float) -> dict[int, float] | None:
         """rank → when it committed `step`, later than `after`; of a rank that died with that untold, nothing.
         None while a rank has not come so far."""
+        if (step, after) not in self._together:
+            self._together[step, after] = self._committed_by(step, after)
+        return self._together[step, after]
+
+    def _committed_by(self, step: int, after: float) -> dict[int, float] | None:
         come = {
             rank
             for rank, commits in self.commits.items()
