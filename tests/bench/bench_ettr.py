@@ -8,7 +8,9 @@ moves       a planned move every 600 s-equivalent. A step here stands for one of
             (time), the downtime as the design defines it; `ettr_by_steps` = steps x median undisturbed step
             / time, in which the warm-up of the node that comes back as a standby counts, since it shares the
             processors here
-calm        1,000 steps with the detection of stragglers on, and no node slow: nobody may be evicted
+calm        1,000 steps with the detection of stragglers on, and no node slow: nobody may be evicted. Steps
+            here and below are longer (LARGER), since on this machine half a second is a time in which one rank
+            has a processor to itself and the other has not
 straggler   one node's rank is stopped for a fifth of the time (SIGSTOP and SIGCONT, forty times a
             second), so that it takes 25 % longer. The loss is how much longer than undisturbed the next 100
             steps take, as in the paper (section 8), detection and move included
@@ -20,13 +22,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,7 @@ SETTLED = 30
 CALM_STEPS = 1000
 WINDOW = 100
 SLOWER = 0.1
+LARGER = {"batch_size": 32}
 STOPPED_S, RUNS_S = 0.005, 0.02
 """Short beside a step, so that each of its steps is slower."""
 LIMIT_S = 900.0
@@ -53,9 +57,12 @@ BARS = {"ettr_600s": ("least", 0.99), "straggler_loss": ("most", 0.05), "false_e
 
 
 @contextlib.contextmanager
-def a_job(cluster: LocalCluster, directory: Path, steps: int, **policy: Any) -> Iterator[TrainingJob]:
+def a_job(
+    cluster: LocalCluster, directory: Path, steps: int, *, options: Mapping[str, Any] = {}, **policy: Any
+) -> Iterator[TrainingJob]:
     directory.mkdir(parents=True)
-    settings = {"job__directory": str(directory / "%j"), "train__options": '{"eval_every": 0}'}
+    settings = {"job__directory": str(directory / "%j")}
+    settings["train__options"] = json.dumps({"eval_every": 0, **options})
     settings |= {"train__steps": str(steps), "job__nodes": str(ACTIVE), "job__standbys": str(STANDBYS)}
     settings |= {f"policy__{key}": str(value) for key, value in policy.items()}
     job = TrainingJob.submit_config(cluster, CONFIG, **settings)
@@ -118,7 +125,7 @@ def policy_of_stragglers() -> dict[str, Any]:
 
 def calm(cluster: LocalCluster, directory: Path) -> dict[str, Any]:
     """Nobody is slow."""
-    with a_job(cluster, directory, 100 * CALM_STEPS, **policy_of_stragglers()) as job:
+    with a_job(cluster, directory, 100 * CALM_STEPS, options=LARGER, **policy_of_stragglers()) as job:
         first = last_step(job)
         job.until(
             "undisturbed steps", job.unless_failed(lambda: last_step(job) >= first + CALM_STEPS), LIMIT_S
@@ -158,10 +165,9 @@ class Slowed(threading.Thread):
 
 def straggler(cluster: LocalCluster, directory: Path, rank: int) -> dict[str, Any]:
     """A node is slow from some step on."""
-    with a_job(cluster, directory, 100 * CALM_STEPS, **policy_of_stragglers()) as job:
+    with a_job(cluster, directory, 100 * CALM_STEPS, options=LARGER, **policy_of_stragglers()) as job:
         first = last_step(job)
         job.at_step(first + WINDOW)
-        undisturbed = statistics.median(seconds(job, first + 1, first + WINDOW))
         node = job.seats()[rank]
         before = job.files.notes("event_straggler")
         if before:
@@ -179,6 +185,7 @@ def straggler(cluster: LocalCluster, directory: Path, rank: int) -> dict[str, An
         job.at_step(begin + WINDOW + 1)
         print(f"straggler {node}: left after {int(moved['step']) - begin} steps", flush=True)
         at = commits(job)
+        undisturbed = (at[begin] - at[begin - WINDOW]) / WINDOW
         took_s = at[begin + WINDOW] - at[begin]
         slow = seconds(job, begin + 1, int(moved["step"]))
         return {
@@ -186,11 +193,11 @@ def straggler(cluster: LocalCluster, directory: Path, rank: int) -> dict[str, An
             "found": event["node"],
             "reason": event["reason"],
             "undisturbed_step_s": undisturbed,
-            "slow_step_s": statistics.median(slow),
+            "slow_step_s": statistics.fmean(slow),
             "found_after_steps": sum(when <= event["at"] for when in at.values()) - begin,
             "left_after_steps": int(moved["step"]) - begin,
             "loss": took_s / (WINDOW * undisturbed) - 1,
-            "loss_without_eviction": statistics.median(slow) / undisturbed - 1,
+            "loss_without_eviction": statistics.fmean(slow) / undisturbed - 1,
             "load": os.getloadavg()[0],
         }
 
@@ -227,6 +234,7 @@ def main() -> None:
             "scaling": f"a step stands for {REFERENCE_STEP_S:g} s, so 600 s are {EVERY_STEPS} steps",
             "slowed": f"stopped {STOPPED_S:g} s, runs {RUNS_S:g} s",
             "policy": policy_of_stragglers(),
+            "options_of_calm_and_straggler": LARGER,
         },
         bars={name: bar for name, (_, bar) in BARS.items()},
     )
