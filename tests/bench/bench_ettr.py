@@ -9,8 +9,8 @@ moves       a planned move every 600 s-equivalent. A step here stands for one of
             / time, in which the warm-up of the node that comes back as a standby counts, since it shares the
             processors here
 calm        1,000 steps with the detection of stragglers on, and no node slow: nobody may be evicted. Steps
-            here and below are longer (LARGER), since on this machine half a second is a time in which one rank
-            has a processor to itself and the other has not
+            here and below are longer (LARGER), since on this machine half a second is a time in which one
+            rank has a processor to itself and the other has not
 straggler   one node's rank is stopped for a fifth of the time (SIGSTOP and SIGCONT, forty times a
             second), so that it takes 25 % longer. The loss is how much longer than undisturbed the next 100
             steps take, as in the paper (section 8), detection and move included

@@ -3,6 +3,7 @@ at all of them, a move tells those that it touches, and tables that everybody ne
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 from decisions_world import World
 
+from tm_slurm.config.model import PolicyConfig
+from tm_slurm.coordinator import long_lived
 from tm_slurm.coordinator.actions import Tell
+from tm_slurm.coordinator.election import Candidate, LeaderWatch
 from tm_slurm.coordinator.journal import Journal, create, replay
 from tm_slurm.coordinator.model import Node, Notice
 from tm_slurm.coordinator.news import KEPT, News
@@ -198,6 +202,65 @@ def test_the_last_interruption_of_a_large_job_has_its_downtime(tmp_path: Path) -
     record.close()
     lines = [json.loads(line) for line in next(tmp_path.glob("timeline*.jsonl")).read_text().splitlines()]
     assert [line["downtime_s"] for line in lines if line.get("what") == "downtime"] == [0.0]
+
+
+def test_the_moves_of_a_rack_are_accounted_for_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them by itself held a leader of 16,384 nodes up for longer than its move took."""
+    size, counted = ALL_LOOKED_AT + 1, []
+    committed_by = Record._committed_by
+    monkeypatch.setattr(
+        Record, "_committed_by", lambda self, *given: counted.append(given) or committed_by(self, *given)
+    )
+    record = Record(tmp_path, size)
+    for step in range(13):
+        for rank in range(size):
+            record.beat(
+                "n1", {"rank": rank, "epoch": 0, "step": step, "steps": [[step, float(step), 1.0, None]]}
+            )
+        for number in range(64 if step == 10 else 0):
+            record.moved({"step": 11, "pairs": [], "seconds": 1.0, "epoch": number})
+    record.close()
+    assert counted == [(11, 0.0)]
+    lines = [json.loads(line) for line in next(tmp_path.glob("timeline*.jsonl")).read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line.get("what") == "downtime"] == list(range(64))
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(4, 0.5), (5000, 0.5), (6000, 0.6), (16384, 0.8)])
+def test_heartbeats_leave_the_leader_of_a_large_job_time(nodes: int, seconds: float) -> None:
+    assert PolicyConfig().heartbeat_of(nodes) == pytest.approx(seconds)
+    assert PolicyConfig(heartbeat_s=1.5).heartbeat_of(nodes) == 1.5
+    assert PolicyConfig(keepalive_s=60.0).heartbeat_of(nodes) == pytest.approx(max(0.5, nodes / 10_000))
+
+
+def test_what_stays_for_long_is_searched_for_garbage_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = gc.get_freeze_count()
+    monkeypatch.setattr(long_lived, "LONG_S", -1.0)
+    with long_lived.left_out():
+        gc.collect(0)
+        assert gc.get_freeze_count() == frozen
+        gc.collect()
+        assert gc.get_freeze_count() > frozen
+    assert gc.get_freeze_count() == 0
+    monkeypatch.setattr(long_lived, "LONG_S", 60.0)
+    with long_lived.left_out():
+        gc.collect()
+        assert gc.get_freeze_count() == 0
+    assert not [callback for callback in gc.callbacks if callback.__module__ == long_lived.__name__]
+
+
+def test_the_lease_is_kept_while_thousands_are_told(tmp_path: Path) -> None:
+    now = [0.0]
+    watch = LeaderWatch(tmp_path, 0, 2.0, clock=lambda: now[0])
+    leadership = Candidate(watch, node="n1", host="h").claim()
+    assert leadership is not None and leadership.renew(1)
+    renewal = leadership.renewal
+    for _ in range(100):
+        now[0] += 0.1
+        leadership.keep()
+        assert leadership.holds()
+    assert renewal < leadership.renewal < renewal + 100
 
 
 def test_slurm_is_asked_for_no_more_nodes_in_a_second() -> None:

@@ -43,7 +43,23 @@ def test_a_rank_that_is_slow_by_a_fifth_is_found_within_few_steps() -> None:
 
     found = play(stragglers, 4, range(400), seconds)
     assert found is not None and found.rank == 2 and found.ratio == pytest.approx(1.25, rel=0.05)
-    assert 100 + STEPS * 0.8 - 1 <= found.step <= 100 + STEPS
+    assert 100 + STEPS - 2 <= found.step <= 100 + STEPS + 2
+
+
+@pytest.mark.parametrize(("slower", "steps"), [(3.0, 20), (1.2, 20), (1.15, 39), (1.12, 95), (1.1, None)])
+def test_the_slower_the_sooner_but_no_sooner_than_after_so_many_steps(
+    slower: float, steps: int | None
+) -> None:
+    found = play(watched([{0, 1}]), 2, range(1000), lambda rank, step: slower if rank == 1 else 1.0)
+    assert (found.step + 1 if found is not None else None) == steps
+
+
+def test_good_steps_take_from_what_bad_ones_have_shown() -> None:
+    """One that is slow in every second step is as often not slow."""
+    slow_now_and_then = lambda rank, step: 3.0 if rank == 1 and step % 2 else 1.0  # noqa: E731
+    assert play(watched([{0, 1}]), 2, range(1000), slow_now_and_then) is None
+    mostly_slow = lambda rank, step: 3.0 if rank == 1 and step % 4 else 1.0  # noqa: E731
+    assert play(watched([{0, 1}]), 2, range(1000), mostly_slow) is not None
 
 
 @pytest.mark.parametrize("seed", range(5))

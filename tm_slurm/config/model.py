@@ -290,8 +290,9 @@ class PolicyConfig:
     ] = None
     straggler_steps: Annotated[
         int,
-        "so many of the last steps are looked at for that; at least four fifths of them must have been slow",
-    ] = 12
+        "after so many steps that is certain of a rank that is slower by twice as much or more; after more "
+        "steps of one that is slower by less",
+    ] = 10
     window_lead_s: Annotated[
         float | None,
         "how long before a reservation of its nodes for something else the job leaves them; without it 600, "

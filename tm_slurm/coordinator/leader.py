@@ -87,7 +87,7 @@ class Limits:
     metrics_port: int | None = None
     signed_events: bool = True
     straggler_slower: float | None = None
-    straggler_steps: int = 12
+    straggler_steps: int = 10
 
 
 class Leader:
