@@ -313,7 +313,9 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
     for row in parts.get("journal", []):
         found[f"replay_s_{row['nodes']}_nodes_{row['days']:g}_days"] = row["replay_s"]
     for row in parts.get("month", {}).get("rows", []):
-        found[f"ettr_64k_{row['strategy'].replace(' ', '_')}"] = row["ettr"]
+        strategy = row["strategy"].replace(" ", "_")
+        found[f"ettr_64k_{strategy}"] = row["ettr"]
+        found[f"wasted_gpu_h_64k_{strategy}"] = row["wasted_gpu_h"]
     return found
 
 

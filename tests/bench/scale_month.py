@@ -2,8 +2,9 @@
 do.
 
 Failures come as often as published (tm_slurm/planning/failures.py), planned events four times a day; each
-takes what the paper says for the largest size that it has, detection counted. Nothing here uses the
-formulas of tm_slurm.planning, which a test holds against it.
+takes what the paper says for the largest size that it has, detection counted. A restart finds another node
+free at once; a job with no standby left waits NO_STANDBY_S for one. Nothing here uses the formulas of
+tm_slurm.planning, which a test holds against it.
 """
 
 from __future__ import annotations
