@@ -9,6 +9,7 @@ of all ranks, the default one included, each of which does an all-reduce in ever
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,16 +33,21 @@ def frozen(total_bytes: int) -> nn.ParameterList:
 
 
 def build(role: tm_slurm.Role) -> dict[str, Any]:
+    return state_of(role.rank, tm_slurm.options())
+
+
+def state_of(rank: int, options: Mapping[str, Any], group: Any = None) -> dict[str, Any]:
+    """`group`: of DistributedDataParallel; without it all ranks."""
     torch.set_num_threads(1)
-    options = tm_slurm.options()
     torch.manual_seed(7)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8)))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8))
+    model = DistributedDataParallel(model, process_group=group)
     return {
         "model": model,
         "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2),
         "frozen": frozen(int(options["state_bytes"])),
         "groups": [dist.new_group() for _ in range(int(options["groups"]) - 1)],
-        "rank": role.rank,
+        "rank": rank,
         "pause_s": float(options["pause_s"]),
     }
 
