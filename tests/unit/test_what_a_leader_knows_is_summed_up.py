@@ -226,7 +226,7 @@ def test_what_the_leader_of_then_did_is_repeated_as_its_own(tmp_path: Path) -> N
         if number == half - 1:
             summary.write(tmp_path, 0, first.position(), summary.pickled(begun), SECRET)
     first.close()
-    leadership: Any = SimpleNamespace(job_dir=tmp_path, attempt=0, is_due=lambda: False)
+    leadership: Any = SimpleNamespace(job_dir=tmp_path, attempt=0, keep=lambda: None)
     second = Journal(tmp_path, 0, 2, {})
     known = Remembering(second, leadership, world.plan, "n2", SECRET)
     assert known.covered and knows(known.memory) == knows(whole)
