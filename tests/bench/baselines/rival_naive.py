@@ -17,7 +17,11 @@ class Naive(TmSlurm):
     what = (
         "Migration Naive: in the pause all groups are made anew, the joiner builds its role and does a step"
     )
-    settings: ClassVar = {"comm": {"delta_groups": False}, "standby": {"warm_up": False}}
+    settings: ClassVar = {
+        **TmSlurm.settings,
+        "comm": {"delta_groups": False},
+        "standby": {"warm_up": False},
+    }
     tuning: ClassVar = {**settings, "in its favour": FAVOUR}
     cannot: ClassVar = OTHERS
 
@@ -25,6 +29,6 @@ class Naive(TmSlurm):
 class DeltaGroups(TmSlurm):
     name = "migration_delta_groups"
     what = "Migration Naive and delta groups; the joiner still does all in the pause"
-    settings: ClassVar = {"standby": {"warm_up": False}}
+    settings: ClassVar = {**TmSlurm.settings, "standby": {"warm_up": False}}
     tuning: ClassVar = {**settings, "in its favour": FAVOUR}
     cannot: ClassVar = OTHERS
