@@ -166,12 +166,12 @@ FAULT_WORDS = {
 }
 UNPLANNED = (DEATH, POWER_OFF, UNPLUGGED)
 RIVALS_NOTE = (
-    "In brackets after a ratio: the least and the most of the pairs of trials, and what was asked for; of a "
-    "node that is lost the same as of a rank that is killed. A silent peer is waited for for 0.5 s by all that "
-    "let it be set, ours included (`policy.keepalive_s`; 2 s by default). Fewer than {few} trials are in bold. "
-    "A trial of ours that failed counts as endless, one of another not at all; and ours counts as no less "
-    "than undisturbed steps differ. Here {cpus} processors are shared by {ranks} ranks: restarts, in which "
-    "all of them import torch at once, take less where there are more."
+    "In brackets after a ratio: the least and the most of the pairs of trials, and what was asked for; of "
+    "a node that is lost the same as of a rank that is killed. A silent peer is waited for for 0.5 s by "
+    "all that let it be set, ours included (`policy.keepalive_s`; 2 s by default). Fewer than {few} "
+    "trials are in bold. A trial of ours that failed counts as endless, one of another not at all; and "
+    "ours counts as no less than undisturbed steps differ. Here {cpus} processors are shared by {ranks} "
+    "ranks: restarts, in which all of them import torch at once, take less where there are more."
 )
 BARRED = {
     "best_restart": None,
