@@ -1,7 +1,7 @@
 """What a job gets done although it is moved again and again, and although a node is slow: char_gpt on 2
 nodes, 2 standbys.
 
-    python tests/bench/bench_ettr.py [--part moves|calm|straggler] [--moves 8] [--repeat 3]
+    python tests/bench/bench_ettr.py [--part moves|calm|short|straggler] [--moves 8] [--repeat 3]
 
 moves       a planned move every 600 s-equivalent. A step here stands for one of a large model, of
             REFERENCE_STEP_S: 600 s are 600 / REFERENCE_STEP_S steps. ETTR = 1 - (downtimes of the moves) /
@@ -11,9 +11,10 @@ moves       a planned move every 600 s-equivalent. A step here stands for one of
 calm        1,000 steps with the detection of stragglers on, and no node slow: nobody may be evicted. Steps
             here and below are longer (LARGER), since on this machine half a second is a time in which one
             rank has a processor to itself and the other has not
+short       the same with the steps of the config
 straggler   one node's rank is stopped for a fifth of the time (SIGSTOP and SIGCONT, forty times a
-            second), so that it takes 25 % longer. The loss is how much longer than undisturbed the next 100
-            steps take, as in the paper (section 8), detection and move included
+            second), so that it takes 25 % longer. The loss is how much longer the next 100 steps take than
+            the 100 undisturbed ones before, as in the paper (section 8), detection and move included
 
 Writes build/bench/ettr.json; a part that is not run keeps its figures from the run before.
 """
@@ -48,6 +49,7 @@ EVERY_STEPS = round(600 / REFERENCE_STEP_S)
 SETTLED = 30
 CALM_STEPS = 1000
 WINDOW = 100
+PARTS = ("moves", "calm", "short", "straggler")
 SLOWER = 0.1
 LARGER = {"batch_size": 32}
 STOPPED_S, RUNS_S = 0.005, 0.02
@@ -123,9 +125,9 @@ def policy_of_stragglers() -> dict[str, Any]:
     return {"straggler_slower": SLOWER}
 
 
-def calm(cluster: LocalCluster, directory: Path) -> dict[str, Any]:
+def calm(cluster: LocalCluster, directory: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """Nobody is slow."""
-    with a_job(cluster, directory, 100 * CALM_STEPS, options=LARGER, **policy_of_stragglers()) as job:
+    with a_job(cluster, directory, 100 * CALM_STEPS, options=options, **policy_of_stragglers()) as job:
         first = last_step(job)
         job.until(
             "undisturbed steps", job.unless_failed(lambda: last_step(job) >= first + CALM_STEPS), LIMIT_S
@@ -208,6 +210,8 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
         found["ettr_600s"] = parts["moves"]["ettr"]
         found["ettr_600s_by_steps"] = parts["moves"]["ettr_by_steps"]
         found["move_downtime_s"] = statistics.median(parts["moves"]["downtimes_s"])
+    if "short" in parts:
+        found["false_evictions_short_steps"] = float(parts["short"]["false_evictions"])
     if "calm" in parts:
         found["false_evictions"] = float(parts["calm"]["false_evictions"])
     rows = parts.get("straggler", [])
@@ -222,11 +226,11 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", action="append", choices=["moves", "calm", "straggler"])
+    parser.add_argument("--part", action="append", choices=PARTS)
     parser.add_argument("--moves", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
-    chosen = arguments.part or ["moves", "calm", "straggler"]
+    chosen = arguments.part or PARTS
     result = Result(
         "ettr",
         lambda parts: (figures(parts), {}),
@@ -244,7 +248,8 @@ def main() -> None:
     ):
         runs: dict[str, Callable[[], Any]] = {
             "moves": lambda: moves(cluster, Path(jobs) / "moves", arguments.moves),
-            "calm": lambda: calm(cluster, Path(jobs) / "calm"),
+            "calm": lambda: calm(cluster, Path(jobs) / "calm", LARGER),
+            "short": lambda: calm(cluster, Path(jobs) / "short", {}),
             "straggler": lambda: [
                 straggler(cluster, Path(jobs) / f"straggler-{number}", number % ACTIVE)
                 for number in range(arguments.repeat)

@@ -15,6 +15,8 @@ messages      what went over the wire for one leaver, heartbeats and signs of li
 cores         processor seconds of the leader a second, with heartbeats as often as in a job of the default
               config (where it does not keep up with these, so many times more), and with reading
               what Slurm tells of all nodes as often as a leader asks for that
+longest_silence_s  of the leader towards any agent while a rack leaves: more than keepalive_s, and the agent
+              would have left it
 takeover_s    from killing the leader until the next one, which stands back as a standby's agent does, has
               replayed the journal and leads; `all_back_s`: until all agents have come to it.
               `takeover_after_a_day_s`: with the journal of a day instead, in which nodes fail as often as is
@@ -68,6 +70,7 @@ BARS = {
     "coordinator_cores": 1.0,
     "takeover_s": POLICY.lease_s + 1.0,
     "takeover_after_a_day_s": POLICY.lease_s + 1.0,
+    "longest_silence_s": POLICY.keepalive_s,
 }
 
 
@@ -156,13 +159,16 @@ def duplicates(job: ScaleJob, node: str) -> dict[str, Any]:
 def rack(job: ScaleJob, nodes: list[str]) -> dict[str, Any]:
     """Many nodes drained in one moment: as the plugin has it, each is told of on a connection of its own."""
     job.until_calm()
+    job.agents.ask(do="forget")
     before = {what: len(job.notes(what)) for what in ("moved", "release_refused")}
     at, answered_at = job.signed(len(nodes), lambda number: nodes[number], connections=len(nodes))
     job.until(
         "all nodes left", lambda: len(job.notes("release_refused")) >= before["release_refused"] + len(nodes)
     )
     moves = job.notes("moved")[before["moved"] :]
+    time.sleep(2 * job.heartbeat_s)  # in which every other agent should be heard from, too
     return {
+        "longest_silence_s": job.agents.ask(do="report")["longest_silence_s"],
         "nodes": len(nodes),
         "epochs": len(moves),
         "answered_s": answered_at - at,
@@ -298,6 +304,7 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
         found["takeover_s"] = largest["takeover"]["takeover_s"]
         found["all_back_s"] = largest["takeover"]["all_back_s"]
         found["rack_of_64_s"] = largest["rack"]["moved_s"]
+        found["longest_silence_s"] = largest["rack"]["longest_silence_s"]
     if 64 in rows and 16384 in rows and rows[64]["made"]["commit"] == rows[16384]["made"]["commit"]:
         many, few = (statistics.median(rows[nodes]["messages"]) for nodes in (16384, 64))
         found["messages_16384_over_64"] = many / few

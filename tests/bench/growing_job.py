@@ -137,7 +137,7 @@ class GrowingJob:
             return found if left >= set(nodes) else []
 
         found = self.job.until(f"the recovery of ranks {list(ranks)}", self.job.unless_failed(costs))
-        cost = found[-1]
+        cost = max(found, key=lambda cost: float(cost["at"]))
         return {
             "kind": "process_death",
             "nodes": nodes,

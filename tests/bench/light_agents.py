@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import select
 import socket
 import sys
@@ -59,6 +60,7 @@ class Connection:
         self.led = False
         self.come = bytearray()
         self.to_send = bytearray()
+        self.heard_at = math.inf
 
     def frames(self, data: bytes) -> Iterator[bytes]:
         """The bodies of the frames that are complete by now."""
@@ -98,6 +100,7 @@ class LightAgents:
         self.said: Counter[str] = Counter()
         self.said_bytes: Counter[str] = Counter()
         self.affected_at = 0.0
+        self.longest_silence_s = 0.0
         self.beats = 0
         self.errors: Counter[str] = Counter()
 
@@ -158,7 +161,7 @@ class LightAgents:
         with contextlib.suppress(OSError):
             self.epoll.unregister(connection.sock)
         connection.sock.close()
-        connection.sock, connection.led = None, False
+        connection.sock, connection.led, connection.heard_at = None, False, math.inf
         if why not in WANTED:
             self.again.append(connection)
 
@@ -193,6 +196,9 @@ class LightAgents:
             self.epoll.modify(connection.sock, select.EPOLLIN)
 
     def _take(self, connection: Connection, body: bytes) -> None:
+        now = time.monotonic()
+        self.longest_silence_s = max(self.longest_silence_s, now - connection.heard_at)
+        connection.heard_at = now
         if connection.dialler is not None:
             answer = connection.dialler.answer(decode(body))
             connection.dialler = None
@@ -305,7 +311,7 @@ class LightAgents:
         if command["do"] == "forget":
             for counter in (self.heard, self.heard_bytes, self.said, self.said_bytes):
                 counter.clear()
-            self.affected_at = 0.0
+            self.affected_at = self.longest_silence_s = 0.0
         elif command["do"] == "lose":
             connection = self.by_name[command["node"]]
             if connection.sock is not None:
@@ -322,6 +328,7 @@ class LightAgents:
             "said": self.said,
             "said_bytes": self.said_bytes,
             "affected_at": self.affected_at,
+            "longest_silence_s": self.longest_silence_s,
             "beats": self.beats,
             "errors": self.errors,
             "cpu_s": time.process_time(),

@@ -74,6 +74,7 @@ ROWS: dict[str, Sequence[Row]] = {
         Row("planned_s_by_ranks", "a planned move, by ranks in the job", "s"),
         Row("planned_growth_with_ranks", "a planned move, by ranks: the worst ÷ the first", "x"),
         Row("process_death_s_by_leavers", "by ranks that are killed at once", "s"),
+        Row("process_death_growth_with_leavers", "ranks killed at once: the worst ÷ the first", "x"),
         Row("planned_s_by_leavers", "a planned move, by nodes that leave at once", "s"),
         Row("planned_growth_with_leavers", "a planned move, by leavers: the worst ÷ the first", "x"),
         Row("planned_s_by_leavers_on_slow_links", "the same over slow links", "s"),
@@ -100,6 +101,7 @@ ROWS: dict[str, Sequence[Row]] = {
     "overhead": (
         Row("throughput_over_ddp_tm", "throughput ÷ DDP on the same backend alone", "x", least=True),
         Row("throughput_over_ddp_gloo", "throughput ÷ DDP on gloo", "x", least=True),
+        Row("device_throughput_over_ddp_tm", "÷ DDP on the same backend, where steps wait for a device", "x"),
         Row("agent_cpu_s_a_minute", "an agent's processor time a minute", "s"),
         Row("coordinator_and_agent_cpu_s_a_minute", "that of the agent that leads", "s"),
     ),
@@ -107,12 +109,14 @@ ROWS: dict[str, Sequence[Row]] = {
         Row("ettr_600s", "ETTR with a move every 600 s (a step stands for 6 s)", least=True),
         Row("straggler_loss", "lost of 100 steps to a node 25 % slower, which is left", "%"),
         Row("straggler_loss_without_eviction", "the same if it is kept", "%"),
-        Row("false_evictions", "nodes left without a reason in 1,000 steps"),
+        Row("false_evictions", "nodes left without a reason in 1,000 steps of four times the batch"),
+        Row("false_evictions_short_steps", "in 1,000 steps of 50 ms, as `char_gpt.yaml` has them"),
     ),
     "scale": (
         Row("move_ms_64", "a move in a job of 64 nodes, until all is acknowledged", "ms"),
         Row("move_ms_16384", "the same in one of 16,384", "ms"),
         Row("rack_of_64_s", "a rack of 64 of them drained at once, until all have moved", "s"),
+        Row("longest_silence_s", "the longest that an agent hears nothing meanwhile", "s"),
         Row("messages_16384_over_64", "messages for one leaver, 16,384 nodes ÷ 64", "x"),
         Row("coordinator_cores", "the coordinator's processors, heartbeats included"),
         Row("coordinator_rss_mb", "its memory", "MB"),
@@ -168,10 +172,11 @@ UNPLANNED = (DEATH, POWER_OFF, UNPLUGGED)
 RIVALS_NOTE = (
     "In brackets after a ratio: the least and the most of the pairs of trials, and what was asked for; of "
     "a node that is lost the same as of a rank that is killed. A silent peer is waited for for 0.5 s by "
-    "all that let it be set, ours included (`policy.keepalive_s`; 2 s by default). Fewer than {few} "
-    "trials are in bold. A trial of ours that failed counts as endless, one of another not at all; and "
-    "ours counts as no less than undisturbed steps differ. Here {cpus} processors are shared by {ranks} "
-    "ranks: restarts, in which all of them import torch at once, take less where there are more."
+    "ours (`policy.keepalive_s`; 2 s by default) and by torchft, for 1 s by NVRx in-process, and for 2 s "
+    "by torchrun and ft_launcher. Fewer than {few} trials are in bold. A trial of ours that failed counts "
+    "as endless, one of another not at all; and ours counts as no less than undisturbed steps differ. "
+    "Here {cpus} processors are shared by {ranks} ranks: restarts, in which all of them import torch at "
+    "once, take less where there are more."
 )
 BARRED = {
     "best_restart": None,

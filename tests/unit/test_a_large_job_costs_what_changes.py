@@ -6,7 +6,9 @@ from __future__ import annotations
 import gc
 import json
 import random
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from decisions_world import World
 from tm_slurm.config.model import PolicyConfig
 from tm_slurm.coordinator import long_lived
 from tm_slurm.coordinator.actions import Tell
+from tm_slurm.coordinator.agents import Agents
 from tm_slurm.coordinator.election import Candidate, LeaderWatch
 from tm_slurm.coordinator.journal import Journal, create, replay
 from tm_slurm.coordinator.model import Node, Notice
@@ -231,7 +234,10 @@ def test_the_moves_of_a_rack_are_accounted_for_together(
 def test_heartbeats_leave_the_leader_of_a_large_job_time(nodes: int, seconds: float) -> None:
     assert PolicyConfig().heartbeat_of(nodes) == pytest.approx(seconds)
     assert PolicyConfig(heartbeat_s=1.5).heartbeat_of(nodes) == 1.5
-    assert PolicyConfig(keepalive_s=60.0).heartbeat_of(nodes) == pytest.approx(max(0.5, nodes / 10_000))
+    patient = PolicyConfig(keepalive_s=60.0, lease_s=60.0)
+    assert patient.heartbeat_of(nodes) == pytest.approx(max(0.5, nodes / 10_000))
+    assert PolicyConfig(keepalive_s=60.0).heartbeat_of(nodes) <= 0.8, "the lease is kept up by them, too"
+    assert PolicyConfig(lease_s=0.7).heartbeat_of(nodes) == 0.5
 
 
 def test_what_stays_for_long_is_searched_for_garbage_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +256,23 @@ def test_what_stays_for_long_is_searched_for_garbage_once(monkeypatch: pytest.Mo
     assert not [callback for callback in gc.callbacks if callback.__module__ == long_lived.__name__]
 
 
+def test_whose_turn_it_is_does_not_depend_on_who_goes() -> None:
+    """Signs of life are sent in turns: nobody's may pass unused because others have gone meanwhile."""
+    turns, nodes, heard = 8, [f"n{number}" for number in range(400)], Counter[str]()
+    agents = Agents.__new__(Agents)
+    agents._leadership = SimpleNamespace(renewal=1, term=1, job_clock=SimpleNamespace(now=lambda: 0.0))  # type: ignore[assignment]
+    agents._news, agents._in_order, agents._told = News(), nodes, dict.fromkeys(nodes, 0)
+    agents._channels = {
+        node: SimpleNamespace(send_encoded=lambda frame, node=node: heard.update([node]))  # type: ignore[misc]
+        for node in nodes
+    }
+    for turn in range(turns):
+        for number in range(turn * 10, turn * 10 + 10):
+            agents._channels.pop(f"n{number}")
+        agents.say_alive(turn, turns)
+    assert {node: heard[node] for node in nodes[80:]} == dict.fromkeys(nodes[80:], 1)
+
+
 def test_the_lease_is_kept_while_thousands_are_told(tmp_path: Path) -> None:
     now = [0.0]
     watch = LeaderWatch(tmp_path, 0, 2.0, clock=lambda: now[0])
@@ -261,6 +284,20 @@ def test_the_lease_is_kept_while_thousands_are_told(tmp_path: Path) -> None:
         leadership.keep()
         assert leadership.holds()
     assert renewal < leadership.renewal < renewal + 100
+
+
+def test_a_disk_that_refuses_is_not_asked_for_the_lease_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = [0.0], []
+    watch = LeaderWatch(tmp_path, 0, 2.0, clock=lambda: now[0])
+    leadership = Candidate(watch, node="n1", host="h").claim()
+    assert leadership is not None and leadership.renew(1)
+    monkeypatch.setattr(leadership, "renew", lambda: asked.append(now[0]))
+    for _ in range(4000):
+        now[0] += 0.001
+        leadership.keep()
+    assert 2 <= len(asked) <= 4, "and not at all when the lease is over"
 
 
 def test_slurm_is_asked_for_no_more_nodes_in_a_second() -> None:

@@ -10,7 +10,7 @@ import pytest
 from decisions_world import World
 
 from tm_slurm.config.model import ImpossibleValue, PolicyConfig
-from tm_slurm.coordinator.stragglers import UNSETTLED, Straggler, Stragglers
+from tm_slurm.coordinator.stragglers import KEPT_STEPS, UNSETTLED, Straggler, Stragglers
 
 SLOWER, STEPS = 0.1, 20
 
@@ -99,7 +99,28 @@ def test_a_rank_that_does_not_tell_holds_nothing_up() -> None:
     for step in range(1000):
         stragglers.worked(0, step, 1.0)
         stragglers.worked(1, step, 1.0)
-    assert len(stragglers._told) <= 2 * STEPS
+    assert len(stragglers._told) <= KEPT_STEPS
+
+
+def test_ranks_that_report_at_different_times_are_compared() -> None:
+    """Short steps: each heartbeat tells of many, and another rank's of the same ones comes later."""
+    stragglers, at_once = watched([{0, 1}]), 40
+    for first in range(0, 400, at_once):
+        told = [(rank, first + n - at_once * rank) for rank in (0, 1) for n in range(at_once)]
+        if any(stragglers.worked(rank, step, 1.3 if rank else 1.0) for rank, step in told if step >= 0):
+            return
+    pytest.fail("nobody was found")
+
+
+def test_a_few_long_steps_do_not_make_a_rank_slow_that_is_not() -> None:
+    """Every fourth step takes twice as long, the others are hardly slower."""
+    found = play(
+        watched([set(range(8))]),
+        8,
+        range(3000),
+        lambda rank, step: (2.0 if step % 4 == 0 else 1.05) if rank == 3 else 1.0,
+    )
+    assert found is None
 
 
 def test_a_straggler_is_left_like_a_drained_node_and_told_in_words() -> None:

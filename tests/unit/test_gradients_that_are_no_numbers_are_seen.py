@@ -16,9 +16,10 @@ from tm_slurm.runtime.finite import all_finite
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_that_are_no_numbers_are_seen(value: float, finite: bool, dtype: torch.dtype) -> None:
     layer = torch.nn.Linear(7, 5).to(dtype)
-    state = {"layer": layer, "optimizer": torch.optim.SGD(layer.parameters(), lr=0.1)}
+    empty = torch.nn.Parameter(torch.empty(0, 5, dtype=dtype))
+    state = {"layer": layer, "optimizer": torch.optim.SGD([empty, *layer.parameters()], lr=0.1)}
     assert all_finite(state)  # there are none
-    for parameter in layer.parameters():
+    for parameter in (empty, *layer.parameters()):
         parameter.grad = torch.ones_like(parameter)
     layer.weight.grad[2, 3] = value  # type: ignore[index]
     assert all_finite(state) == finite

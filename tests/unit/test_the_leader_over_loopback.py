@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 import time
@@ -16,6 +17,7 @@ import pytest
 from loopback_job import Job
 
 from tm_slurm.control import Channel, ChannelClosed, connect
+from tm_slurm.coordinator.actions import Note
 from tm_slurm.coordinator.election import Candidate, LeaderFile, Leadership, LeaderWatch
 from tm_slurm.coordinator.leader import Leader, Limits
 from tm_slurm.coordinator.model import Plan
@@ -374,3 +376,26 @@ def test_the_status_tells_of_a_move_at_once(tmp_path: Path, monkeypatch: pytest.
             await job.until("a status that knows it", lambda: (status() or {}).get("epoch") == 1)
 
     asyncio.run(main())
+
+
+def test_a_leader_keeps_its_lease_between_what_it_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands are told to start in one go, and that takes longer than a lease; what it tells after it leads
+    no more, nobody is told. Meanwhile no full search for garbage holds it up twice."""
+    searches = len(gc.callbacks)
+
+    async def act(leader: Leader) -> None:
+        assert len(gc.callbacks) == searches + 1
+        kept: list[str] = []
+        noted: list[str] = []
+        monkeypatch.setattr(leader._leadership, "keep", lambda: kept.append("kept"))
+        monkeypatch.setattr(leader, "_noted", lambda note: noted.append(note.what))
+        leader._perform([Note("one", {}), Note("two", {})])
+        assert len(kept) == 2 and noted == ["one", "two"]
+        monkeypatch.setattr(leader._leadership, "keep", leader._leadership.step_down)
+        leader._perform([Note("three", {})])
+        assert noted == ["one", "two"] and await leader._outcome == "deposed"
+
+    lead(tmp_path, act)
+    assert len(gc.callbacks) == searches

@@ -190,7 +190,7 @@ HEARTBEATS_A_SECOND = 10_000
 """That a leader hears with ease, and answers: some 0.3 of a core."""
 
 HEARTBEATS_IN_KEEPALIVE = 2.5
-"""One may be lost on the way, or late."""
+"""One may be lost on the way, or late. They keep up the lease, too, for those who cannot see it renewed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ class PolicyConfig:
     heartbeat_s: Annotated[
         float,
         "how often agents report to the leader (less often where that would be more than 10,000 reports a "
-        "second, but 2.5 times in keepalive_s)",
+        "second, but 2.5 times in keepalive_s and lease_s)",
     ] = 0.5
     keepalive_s: Annotated[
         float,
@@ -360,7 +360,7 @@ class PolicyConfig:
     def heartbeat_of(self, nodes: int) -> float:
         """Seconds between two heartbeats where there are so many nodes: `heartbeat_s`, and longer in a large
         job, so that hearing and answering them does not take all of the leader's core."""
-        enough = self.keepalive_s / HEARTBEATS_IN_KEEPALIVE
+        enough = min(self.keepalive_s, self.lease_s) / HEARTBEATS_IN_KEEPALIVE
         return max(self.heartbeat_s, min(nodes / HEARTBEATS_A_SECOND, enough))
 
 

@@ -71,6 +71,8 @@ class Agents:
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._says_farewell = False
         self._channels: dict[str, Channel] = {}
+        self._in_order: list[str] = []
+        """every node whose agent has come, for good: whose turn it is does not depend on who goes"""
         self._retired_at: dict[str, float] = {}
         self._left = asyncio.Event()
 
@@ -90,6 +92,8 @@ class Agents:
         if before is not None:
             before.abort()
         self._channels[node] = channel
+        if node not in self._told:
+            self._in_order.append(node)
         self._presence.came(node, elapsed_s())
         heard = channel.identity.get("news")
         self._told[node] = self._news.count if heard is None else int(heard)
@@ -187,7 +191,10 @@ class Agents:
         sign: Message = {"renewal": self._leadership.renewal, "at": self._leadership.job_clock.now()}
         sign |= {"kind": "alive", "term": self._leadership.term}
         frames: dict[int, bytes] = {}
-        for node, channel in list(self._channels.items())[turn::turns]:
+        for node in self._in_order[turn::turns]:
+            channel = self._channels.get(node)
+            if channel is None:
+                continue
             told = self._told[node]
             if told not in frames:
                 news = self._news.after(told)

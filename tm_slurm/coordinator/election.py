@@ -160,6 +160,7 @@ class Leadership:
         self._mine = mine
         self._clock = clock
         self._renewed_at = began
+        self._tried_at = began
         self._lost = False
 
     @property
@@ -178,8 +179,13 @@ class Leadership:
         return self._clock() - self._renewed_at >= self.lease_s / RENEWALS_A_LEASE
 
     def keep(self) -> None:
-        """Renew if it is time to: to be called every now and then by what takes long."""
-        if self.is_due():
+        """Renew if it is time to: to be called every now and then by what takes long. A disk that refuses is
+        not asked again at once."""
+        if not self.holds() or not self.is_due():
+            return
+        now = self._clock()
+        if now - self._tried_at >= self.lease_s / RENEWALS_A_LEASE:
+            self._tried_at = now
             self.renew()
 
     def renew(self, port: int | None = None) -> bool:

@@ -358,6 +358,9 @@ class Leader:
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             self._leadership.keep()  # there may be thousands
+            if not self._leadership.holds():
+                self._over("deposed")
+                return
             if isinstance(action, Tell):
                 self._tell(action)
             elif isinstance(action, Spread):

@@ -9,7 +9,7 @@ so each is compared with the median of its replicas, step by step.
               up (a cumulative sum, Page 1954), a step in which it is less takes from the sum, and no single
               step counts for more than one that is slower by twice `slower`. With `steps` of these the sum
               is full; a rank that is slower by less fills it later, one that is slower by no more than
-              `slower` never
+              `slower` in the median of the last `steps` never
     not yet   in the first UNSETTLED steps after a start or an interruption
     nobody    a rank without replicas is compared with nobody
 
@@ -26,6 +26,9 @@ from dataclasses import dataclass
 
 UNSETTLED = 5
 """Steps after an interruption that are not judged: they may compile, allocate, or contain the pause."""
+
+KEPT_STEPS = 100
+"""So far ranks may be apart in what they have told: one has just reported, another does so soon."""
 
 LEAST_S = 1e-4
 """Own work that is shorter is noise."""
@@ -73,7 +76,7 @@ class Stragglers:
             self._from = step + UNSETTLED
         if step < self._from:
             return None
-        for old in [old for old in self._told if old <= self._newest - 2 * self._steps]:
+        for old in [old for old in self._told if old <= self._newest - KEPT_STEPS]:
             del self._told[old]  # somebody has not told, and will not
         told = self._told.setdefault(step, {})
         told[rank] = seconds
@@ -92,7 +95,9 @@ class Stragglers:
             more = min(max(math.log(ratio) - self._limit, -self._most), self._most)
             self._sums[rank] = max(0.0, self._sums.get(rank, 0.0) + more)
             if self._sums[rank] > (self._steps - 0.5) * self._most:
-                found.append(Straggler(rank, step, statistics.median(ratios)))
+                middle = statistics.median(ratios)
+                if math.log(middle) > self._limit:
+                    found.append(Straggler(rank, step, middle))
         return max(found, key=lambda slow: slow.ratio, default=None)
 
 

@@ -13,13 +13,16 @@ import contextlib
 import json
 import statistics
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tm_slurm.observe.follow import tail_of
 from tm_slurm.observe.spans import SpanBook
 from tm_slurm.observe.step_log import StepLog, append_to, put
 from tm_slurm.observe.tally import Tally
+
+T = TypeVar("T")
 
 STEADY_WINDOW = 200
 """Steps whose median is the steady step time."""
@@ -63,8 +66,8 @@ class Record:
         self._durations: deque[float] = deque(self._steps.durations(STEADY_WINDOW), maxlen=STEADY_WINDOW)
         self._disturbed = False
         self._open_moves: list[dict[str, Any]] = []
-        self._together: dict[tuple[int, float], dict[int, float] | None] = {}
-        """what _committed has found for the moves that are being closed"""
+        self._together: dict[tuple[Any, ...], Any] = {}
+        """what has been found out for the moves that are being closed"""
         self._kept_steps = max(LEAST_STEPS, min(KEPT_STEPS, KEPT_TIMES // world_size))
         self._beats = 0
 
@@ -123,7 +126,6 @@ class Record:
         steady = self.steady_step_s()
         if steady is None or not self._open_moves or len(self.latest) < self.world_size:
             return
-        self._together.clear()
         reached = min(told["step"] for told in self.latest.values())
         for move in [move for move in self._open_moves if int(move["step"]) <= reached]:
             cost_of = self._cost_of_recovery if "agreed_at" in move else self._cost_of_move
@@ -135,6 +137,13 @@ class Record:
             move.update(cost, steady_step_s=steady)
             went_on = self._went_on(move, at)
             self.note("downtime", at, **move, went_on=went_on)
+        self._together.clear()
+
+    def _once(self, what: tuple[Any, ...], work: Callable[[], T]) -> T:
+        """What `work` returns, found out once for all moves that are being closed."""
+        if what not in self._together:
+            self._together[what] = work()
+        return cast(T, self._together[what])
 
     def _went_on(self, move: dict[str, Any], end: float) -> list[dict[str, Any]]:
         """How the ranks that have moved, and the slowest of all, came to their first new step: from when,
@@ -145,7 +154,10 @@ class Record:
         told_after = [float(told.get("told_after_s", 0.0)) for told in move.get("resumed", {}).values()]
         since = float(move.get("agreed_at", move.get("switched_at", end))) + max(told_after, default=0.0)
         moved = {int(rank) for pair in move.get("pairs", ()) for rank in pair["ranks"]}
-        slowest = max(self.commits, key=lambda rank: self.commits[rank].get(first, 0.0), default=0)
+        slowest = self._once(
+            ("slowest", first),
+            lambda: max(self.commits, key=lambda rank: self.commits[rank].get(first, 0.0), default=0),
+        )
         return [
             {
                 "rank": rank,
@@ -160,18 +172,22 @@ class Record:
 
     def _cost_of_move(self, move: dict[str, Any], steady: float) -> dict[str, Any] | None:
         first = int(move["step"])
+        gap = self._once(("gap", first), lambda: self._longest_gap(first))
+        return {"at": gap[0], "downtime_s": gap[1] - steady} if gap is not None else None
+
+    def _longest_gap(self, first: int) -> tuple[float, float] | None:
+        """When the last rank committed step `first`, and the longest that one took for it; None while a rank
+        has not come so far."""
         ends = self._committed(first, after=0.0)
         if ends is None:
             return None
         gaps = [at - self.commits[r][first - 1] for r, at in ends.items() if first - 1 in self.commits[r]]
-        return {"at": max(ends.values()), "downtime_s": max(gaps) - steady} if gaps else None
+        return (max(ends.values()), max(gaps)) if gaps else None
 
     def _committed(self, step: int, *, after: float) -> dict[int, float] | None:
         """rank → when it committed `step`, later than `after`; of a rank that died with that untold, nothing.
         None while a rank has not come so far."""
-        if (step, after) not in self._together:
-            self._together[step, after] = self._committed_by(step, after)
-        return self._together[step, after]
+        return self._once(("committed", step, after), lambda: self._committed_by(step, after))
 
     def _committed_by(self, step: int, after: float) -> dict[int, float] | None:
         come = {

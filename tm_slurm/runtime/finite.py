@@ -18,6 +18,7 @@ def all_finite(state: Mapping[str, Any]) -> bool:
         if isinstance(value, torch.optim.Optimizer):
             for group in value.param_groups:
                 grads += [_local(p.grad) for p in group["params"] if p.grad is not None]
+    grads = [grad for grad in grads if grad.numel()]  # a shard may be empty, and has no largest
     if not grads:
         return True
     # NaN stays NaN, Inf stays Inf; the largest of a tensor takes twenty times as long as its Euclidean norm
