@@ -304,7 +304,8 @@ def figures(parts: dict[str, Any]) -> dict[str, float]:
         found["takeover_s"] = largest["takeover"]["takeover_s"]
         found["all_back_s"] = largest["takeover"]["all_back_s"]
         found["rack_of_64_s"] = largest["rack"]["moved_s"]
-        found["longest_silence_s"] = largest["rack"]["longest_silence_s"]
+        if "longest_silence_s" in largest["rack"]:  # else of a run before that was told
+            found["longest_silence_s"] = largest["rack"]["longest_silence_s"]
     if 64 in rows and 16384 in rows and rows[64]["made"]["commit"] == rows[16384]["made"]["commit"]:
         many, few = (statistics.median(rows[nodes]["messages"]) for nodes in (16384, 64))
         found["messages_16384_over_64"] = many / few
