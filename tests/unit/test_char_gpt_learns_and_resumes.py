@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -210,6 +211,7 @@ def test_a_wrong_config_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "tm_slurm.examples.char_gpt", str(config)],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},  # torch's own, beside packages of the extra `bench`
         capture_output=True,
         text=True,
         timeout=60,

@@ -35,7 +35,7 @@ def test_a_thread_in_native_code_does_not_abort_the_end() -> None:
                 [sys.executable, "-c", SCRIPT],
                 capture_output=True,
                 check=False,
-                env={"TM_SLURM_AGENT_FD": str(theirs.fileno())},
+                env={"TM_SLURM_AGENT_FD": str(theirs.fileno()), "PYTHONWARNINGS": "ignore"},
                 pass_fds=[theirs.fileno()],
                 text=True,
                 timeout=60,
