@@ -101,19 +101,22 @@ def leavers(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
     rows = []
     with in_order_afterwards(cluster):
         job = GrowingJob(cluster, directory, ranks=RANKS_WITH_LEAVERS, standbys=max(LEAVERS))
+
+        def in_turn() -> Iterator[tuple[int, list[int]]]:
+            """How many leave, and which ranks, each time when all is calm."""
+            for number in range(repeat):
+                for count in LEAVERS:
+                    job.calm()
+                    yield count, [(number + n) % job.ranks for n in range(count)]
+
         for gb_s in (None, SLOW_GB_S):
             links = shaped(cluster, gb_s * 1e9) if gb_s is not None else contextlib.nullcontext()
             with links:
-                for number in range(repeat):
-                    for count in LEAVERS:
-                        job.calm()
-                        nodes = [job.seats()[(number + n) % job.ranks] for n in range(count)]
-                        rows.append(shown({"leavers": count, "gb_s": gb_s, **job.drain(nodes)}))
-        for number in range(repeat):
-            for count in LEAVERS:
-                job.calm()
-                lost = [(number + n) % job.ranks for n in range(count)]
-                rows.append(shown({"leavers": count, "gb_s": None, **job.lose(lost)}))
+                for count, leaving in in_turn():
+                    nodes = [job.seats()[rank] for rank in leaving]
+                    rows.append(shown({"leavers": count, "gb_s": gb_s, **job.drain(nodes)}))
+        for count, dying in in_turn():
+            rows.append(shown({"leavers": count, "gb_s": None, **job.lose(dying)}))
     return rows
 
 

@@ -212,10 +212,13 @@ def test_the_moves_of_a_rack_are_accounted_for_together(
 ) -> None:
     """Each of them by itself held a leader of 16,384 nodes up for longer than its move took."""
     size, counted = ALL_LOOKED_AT + 1, []
-    committed_by = Record._committed_by
-    monkeypatch.setattr(
-        Record, "_committed_by", lambda self, *given: counted.append(given) or committed_by(self, *given)
-    )
+    committed = Record._committed
+
+    def noted(self: Record, step: int, *, after: float) -> dict[int, float] | None:
+        counted.append((step, after))
+        return committed(self, step, after=after)
+
+    monkeypatch.setattr(Record, "_committed", noted)
     record = Record(tmp_path, size)
     for step in range(13):
         for rank in range(size):

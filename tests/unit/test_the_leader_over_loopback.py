@@ -389,7 +389,7 @@ def test_a_leader_keeps_its_lease_between_what_it_tells(
         assert len(gc.callbacks) == searches + 1
         kept: list[str] = []
         noted: list[str] = []
-        monkeypatch.setattr(leader._leadership, "keep", lambda: kept.append("kept"))
+        monkeypatch.setattr(leader._leadership, "keep", lambda: kept.append("kept") or True)
         monkeypatch.setattr(leader, "_noted", lambda note: noted.append(note.what))
         leader._perform([Note("one", {}), Note("two", {})])
         assert len(kept) == 2 and noted == ["one", "two"]

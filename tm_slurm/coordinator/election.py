@@ -178,15 +178,16 @@ class Leadership:
         """Whether it is time to renew."""
         return self._clock() - self._renewed_at >= self.lease_s / RENEWALS_A_LEASE
 
-    def keep(self) -> None:
+    def keep(self) -> bool:
         """Renew if it is time to: to be called every now and then by what takes long. A disk that refuses is
-        not asked again at once."""
-        if not self.holds() or not self.is_due():
-            return
+        not asked again at once. Whether this process leads."""
+        if not self.holds():
+            return False
         now = self._clock()
-        if now - self._tried_at >= self.lease_s / RENEWALS_A_LEASE:
+        if self.is_due() and now - self._tried_at >= self.lease_s / RENEWALS_A_LEASE:
             self._tried_at = now
-            self.renew()
+            return self.renew()
+        return True
 
     def renew(self, port: int | None = None) -> bool:
         """Go on leading, and say so; `port`: where the leader listens from now on. False when it does not

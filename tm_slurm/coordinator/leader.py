@@ -357,8 +357,7 @@ class Leader:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
-            self._leadership.keep()  # there may be thousands
-            if not self._leadership.holds():
+            if not self._leadership.keep():  # there may be thousands
                 self._over("deposed")
                 return
             if isinstance(action, Tell):

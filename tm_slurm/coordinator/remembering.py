@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import logging
-from collections.abc import Iterator
 
 from tm_slurm.coordinator import summary
 from tm_slurm.coordinator.election import Leadership
 from tm_slurm.coordinator.journal import Journal, Piece
 from tm_slurm.coordinator.memory import Memory
 from tm_slurm.coordinator.model import Plan
+from tm_slurm.state.collecting import no_garbage_collection
 
 log = logging.getLogger("tm_slurm.leader")
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """While a history is replayed nearly all that is made stays: to look for garbage takes a third of the
-    time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class Remembering:
@@ -43,7 +28,9 @@ class Remembering:
         self._putting_down: asyncio.Task[None] | None = None
         self.is_whole = True
         """whether all that this term has journalled was acted on; else only the journal makes up for it"""
-        with _without_collections():
+        with (
+            no_garbage_collection()
+        ):  # nearly all that is made stays: to look for garbage takes a third of it
             where = leadership.job_dir, leadership.attempt, journal.pieces
             # a long history must not cost the lease
             known = summary.newest(*where, secret, meanwhile=leadership.keep)
@@ -69,7 +56,7 @@ class Remembering:
             return
         self._summed_up = self.memory.inputs
         try:
-            with _without_collections():
+            with no_garbage_collection():
                 position, whole = self._journal.position(), summary.pickled(self.memory)
         except Exception as error:  # whatever it is: it is of no use to this leader
             log.warning("what is known cannot be summed up for the next leader reason=%r", error)

@@ -36,8 +36,8 @@ LEAST_S = 1e-4
 
 @dataclass(frozen=True)
 class Straggler:
-    """`ratio`: how many times as long its own work took as that of its replicas, in the median of the steps
-    that have shown it."""
+    """`ratio`: how many times as long its own work took as that of its replicas, in the median of the last
+    `steps`."""
 
     rank: int
     step: int

@@ -187,9 +187,6 @@ class Record:
     def _committed(self, step: int, *, after: float) -> dict[int, float] | None:
         """rank → when it committed `step`, later than `after`; of a rank that died with that untold, nothing.
         None while a rank has not come so far."""
-        return self._once(("committed", step, after), lambda: self._committed_by(step, after))
-
-    def _committed_by(self, step: int, after: float) -> dict[int, float] | None:
         come = {
             rank
             for rank, commits in self.commits.items()
