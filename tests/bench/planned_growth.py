@@ -14,7 +14,7 @@ ranks      2, 4, 8 and 16 ranks with 64 MB each, and a standby; drains, and deat
            says how equal it was.
 leavers    8 ranks and 4 standbys; 1, 2 or 4 nodes are drained by one command, in turn: first with links that
            are not what a move waits for, then with slow ones, each node's its own. Then the processes of 1, 2
-           or 4 ranks are killed at once.
+           or 4 ranks are killed at once; a rank and both neighbours that keep its private state never are.
 sizes      2 ranks; states of 1 MB to 1 GB a rank. The floor: the same bytes, at the rate that raw sockets
            had just before, from the same node to the same node, while the job trained. Then deaths of a
            rank's process, whose successor gets the state from the other rank.
@@ -49,6 +49,9 @@ OVER_SUBSCRIPTION = (
     " nothing is divided; crowding_by_ranks is the wall time of a fixed piece of computing over its CPU time"
 )
 RANKS_WITH_LEAVERS, LEAVERS = 8, (1, 2, 4)
+APART = RANKS_WITH_LEAVERS // max(LEAVERS)
+"""From one to the next: a rank's private state is kept by its next two neighbours, of whom one must live."""
+
 SLOW_GB_S = 0.01
 """At which a state of 1 MB takes a tenth of a second."""
 SIZES = (1 << 20, 16 << 20, 256 << 20, 1 << 30)
@@ -107,7 +110,7 @@ def leavers(cluster: LocalCluster, directory: Path, repeat: int) -> list[Row]:
             for number in range(repeat):
                 for count in LEAVERS:
                     job.calm()
-                    yield count, [(number + n) % job.ranks for n in range(count)]
+                    yield count, [(number + APART * n) % job.ranks for n in range(count)]
 
         for gb_s in (None, SLOW_GB_S):
             links = shaped(cluster, gb_s * 1e9) if gb_s is not None else contextlib.nullcontext()
