@@ -14,7 +14,7 @@ def tells_its_buddies(me: Member, steps: int, ranks_per_node: int) -> Any:
     size = me.join_world()
     wards = Wards(me.rank, size, ranks_per_node)
     for step in range(steps):
-        wards.exchange(step, {"rank": me.rank, "step": step, "weight": "x" * (1000 * me.rank + step)})
+        wards.exchange(step, {"rank": me.rank, "step": step, "weight": "x" * (10_000 * me.rank + step)})
         if step < steps - 1:
             wards.exchange_buffers(step, [me.rank, step])
     others = [wards.told(rank) for rank in range(size) if rank not in wards.wards]

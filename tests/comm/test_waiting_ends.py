@@ -107,6 +107,39 @@ def test_a_dead_peer_is_noticed_at_once() -> None:
         assert world_[0].result() < 1.0
 
 
+def test_a_send_that_finds_the_link_broken_fails() -> None:
+    """Before the thread that reads from it has seen that: once in a few of these."""
+    for _ in range(20):
+        with world(2) as w:
+            all_reduce(w.backends, 10)
+            closes = threading.Thread(target=w.endpoints[1].close)
+            closes.start()
+            with pytest.raises(comm.PeerLost):
+                while True:
+                    w.backends[0].send([torch.ones(4)], 1, 5).wait()
+            closes.join()
+
+
+def test_a_forked_process_holds_no_link_open() -> None:
+    """As the workers of a DataLoader do not, which have every descriptor that was open when they were made."""
+    with world(2) as w:
+        all_reduce(w.backends, 10)
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        try:
+            receives = w.backends[0].recv([torch.ones(4)], 1, 5)
+            w.endpoints[1].close()
+            start = time.perf_counter()
+            with pytest.raises(comm.PeerLost):
+                receives.wait()
+            assert time.perf_counter() - start < 5.0, "its default timeout is 20 s"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
 def test_an_idle_link_stays() -> None:
     with world(2, keepalive_s=0.2) as w:
         all_reduce(w.backends, 10)

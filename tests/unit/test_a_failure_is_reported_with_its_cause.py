@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from decisions_world import World
 
-from tm_slurm.agent.ranks import TRACEBACK_CHARS, last_traceback
+from tm_slurm.agent.ranks import TRACEBACK_CHARS, _end_of, last_traceback
 from tm_slurm.submit.verdict import end_by_verdict
 
 ONE = """Traceback (most recent call last):
@@ -25,11 +27,37 @@ Traceback (most recent call last):
     raise ValueError("this batch is broken")
 ValueError: this batch is broken"""
 
+CRASH = """Fatal Python error: Segmentation fault
+
+Current thread 0x00007f657a9c2b80 (most recent call first):
+  File "model.py", line 13 in kernel
+  File "train.py", line 5 in <module>"""
+
 
 def test_the_last_traceback_is_found_with_what_led_to_it() -> None:
     assert last_traceback(f"loss 1.0\n{ONE}\nnever mind\n{CHAIN}\n") == CHAIN
     assert last_traceback(f"loss 1.0\n{CHAIN}\nnever mind\n{ONE}\n") == ONE
     assert last_traceback("Killed") == ""
+
+
+def test_a_crash_in_native_code_says_where_it_was(tmp_path: Path) -> None:
+    assert last_traceback(f"{ONE}\n{CRASH}\n") == CRASH and last_traceback(f"{CRASH}\n{ONE}\n") == ONE
+    world = World(ranks_per_node=2)
+    world.start()
+    failing = {"rank": 3, "step": 7, "position": {}}
+    for node, slot in (("n3", 1), ("n6", 0)):
+        world.dies(node, slot, how="signal SIGSEGV", code=-11, tail=f"{ONE}\n{CRASH}\n", failing=failing)
+    (end,) = world.ends()
+    assert end.reason.endswith('its log: x.log): File "model.py", line 13 in kernel')
+
+
+def test_a_rank_process_writes_where_it_crashed(tmp_path: Path) -> None:
+    log_path = tmp_path / "rank.log"
+    with log_path.open("wb") as output:
+        code = "import ctypes; ctypes.string_at(0)"
+        subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], stderr=output, check=False)
+    written = _end_of(log_path)
+    assert last_traceback(written).startswith("Fatal Python error: ") and "Extension modules" not in written
 
 
 def test_of_a_very_long_traceback_both_ends_are_kept() -> None:

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from tm_slurm.state import StateError, digest, give_buffers, give_private, take_buffers, take_private
+from tm_slurm.state import StateError, digest, give_buffers, give_private, mark, take_buffers, take_private
 
 
 class Position:
@@ -46,6 +46,17 @@ def test_everything_private_is_the_same_afterwards_and_nothing_else() -> None:
     )
     assert ours["data"].at == 5 and torch.equal(ours["model"].running_mean, theirs["model"].running_mean)
     assert float(ours["model"].weight[0].detach()) == 3.0
+
+
+def test_a_mark_tells_what_was_there_when_it_was_made() -> None:
+    state = build()
+    state["model"](torch.randn(8, 4))
+    state["data"].at = 5
+    made, private = mark(state), take_private(state)
+    state["model"](torch.randn(8, 4))
+    state["data"].at = 6
+    assert made.private() == private != take_private(state) and made.tells_buffers
+    assert not mark({"model": torch.nn.Linear(2, 2)}).tells_buffers
 
 
 def test_another_builds_private_state_is_refused() -> None:

@@ -33,6 +33,10 @@ CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
+CRASH = "Fatal Python error: "
+"""What faulthandler writes of a crash in native code begins so; after it come the stacks of all threads."""
+
+CRASH_ENDS = "Extension modules: "
 TRACEBACK_CHARS = 12000
 """Of a longer one, the beginning and the end."""
 
@@ -119,6 +123,7 @@ class Ranks:
             "TM_SLURM_HOST": command.host,
             "PYTHONUNBUFFERED": "1",
         }
+        environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code says where it was
         environment.setdefault("OMP_NUM_THREADS", str(command.cpus_per_rank))
         if command.compile_cache is not None:
             environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(command.compile_cache))
@@ -283,20 +288,24 @@ def _end_of(log_path: Path) -> str:
     with contextlib.suppress(OSError), log_path.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - LOOK_BACK_BYTES))
-        return file.read().decode(errors="replace")
+        lines = file.read().decode(errors="replace").splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith(CRASH_ENDS))
     return ""
 
 
 def last_traceback(written: str) -> str:
-    """Python's last traceback in a log, with those of the exceptions that led to it; empty when there is
-    none."""
+    """Python's last traceback in a log, with those of the exceptions that led to it, or what faulthandler has
+    written of a crash after that; empty when there is none."""
     *before, last = written.split(TRACEBACK)
-    if not before:
+    if CRASH in last:
+        found = CRASH + last.rpartition(CRASH)[2].rstrip()
+    elif before:
+        found = last
+        while len(before) > 1 and before[-1].rstrip().endswith(CHAINED):
+            found = before.pop() + TRACEBACK + found
+        found = (TRACEBACK + found).rstrip()
+    else:
         return ""
-    found = last
-    while len(before) > 1 and before[-1].rstrip().endswith(CHAINED):
-        found = before.pop() + TRACEBACK + found
-    found = (TRACEBACK + found).rstrip()
     if len(found) <= TRACEBACK_CHARS:
         return found
     half = TRACEBACK_CHARS // 2

@@ -342,10 +342,14 @@ class Resolving(Shrinking):
         return True
 
     def _first_crash(self) -> str:
-        """The rank that failed first, and the last line that it wrote."""
+        """The rank that failed first, and the last line that it wrote; of a crash in native code, where that
+        was."""
         first = self.state.crashes[0]
-        words = [line for line in first["last_words"].splitlines() if line.strip()]
-        last = f": {words[-1].strip()[:300]}" if words else ""
+        words = [line.strip() for line in first["last_words"].splitlines() if line.strip()]
+        crash = next((k for k, line in enumerate(words) if line.startswith("Fatal Python error: ")), None)
+        if crash is not None:  # the innermost frame comes first there
+            words = [line for line in words[crash:] if line.startswith("File ")][:1] or words
+        last = f": {words[-1][:300]}" if words else ""
         ranks = first["rank"] if first.get("rank") is not None else ", ".join(map(str, first["ranks"]))
         step = f" in step {first['step']}" if first.get("step") is not None else ""
         position = ", ".join(f"{key} at {said}" for key, said in first.get("position", {}).items())

@@ -38,10 +38,8 @@ from tm_slurm.state import (
     capture,
     digest,
     mark,
-    private_buffers,
     replica_key,
     take_buffers,
-    take_private,
 )
 
 Build = Callable[[Role], dict[str, Any]]
@@ -162,10 +160,10 @@ class Runtime(StandingBy):
             self._tell_key(worker)
             watched = worker.may_shrink and self.step == self._first_step
             self.shares.begin(watched=watched)
-            self._tells_buffers = bool(private_buffers(self.state))
+            self._tells_buffers = self._mark.tells_buffers
             with self.attempt():
                 if self._exchange_due or self._tells_buffers:
-                    worker.wards.exchange(self.step, take_private(self.state))
+                    worker.wards.exchange(self.step, self._mark.private())
                     self._exchange_due = False
                     self._exchanged_at = time.monotonic()
 

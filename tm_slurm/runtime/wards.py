@@ -29,6 +29,11 @@ from tm_slurm.state import common_objects
 TOLD_LIMIT_BYTES = MAX_FRAME_BYTES - (4 << 20)
 """As JSON. It goes through the coordinator in one frame, together with buffers and a table of peers."""
 
+SIZE_BYTES = 8
+LETTER_BYTES = 16 << 10
+"""Of the message that every buddy gets, whatever is told: first how many bytes that has, then as much of it as
+there is room for. What three generators are told in has 14 KB; the rest, if any, follows in another message."""
+
 BUDDIES = 2
 """A rank and its neighbour may be lost at once; and a successor has been told nothing yet."""
 
@@ -117,19 +122,20 @@ class Wards:
         if told.numel() > TOLD_LIMIT_BYTES:
             self._refuse(told.numel())
             told = told[:0]
-        size = torch.tensor([told.numel()])
-        sends = [
-            dist.isend(part, buddy, tag=UNRECORDED_TAG) for buddy in self.buddies for part in (size, told)
-        ]
+        letters = {ward: torch.zeros(LETTER_BYTES, dtype=torch.uint8) for ward in self.wards}
+        receives = [dist.irecv(letter, ward, tag=UNRECORDED_TAG) for ward, letter in letters.items()]
+        parts = _in_parts(told)
+        sends = [dist.isend(part, buddy, tag=UNRECORDED_TAG) for buddy in self.buddies for part in parts]
+        _await(receives)
         received = {}
-        for ward in self.wards:
-            their_size = torch.empty(1, dtype=torch.int64)
-            dist.recv(their_size, ward, tag=UNRECORDED_TAG)
-            received[ward] = torch.empty(int(their_size), dtype=torch.uint8)
-            dist.recv(received[ward], ward, tag=UNRECORDED_TAG)
-        for send in sends:
-            if send is not None:
-                send.wait()
+        for ward, letter in letters.items():
+            size = int(letter[:SIZE_BYTES].view(torch.int64))
+            received[ward] = letter[SIZE_BYTES : SIZE_BYTES + size]
+            if size > received[ward].numel():
+                rest = torch.empty(size - received[ward].numel(), dtype=torch.uint8)
+                dist.recv(rest, ward, tag=UNRECORDED_TAG)
+                received[ward] = torch.cat([received[ward], rest])
+        _await(sends)
         return received
 
     def _refuse(self, size: int) -> None:
@@ -178,6 +184,21 @@ def _keep(known: dict[int, deque[Any]], rank: int, told: _Told | _Nearly) -> Non
         kept.pop()
     if not isinstance(told, _Told) or told.private.numel():
         kept.append(told)
+
+
+def _in_parts(told: torch.Tensor) -> list[torch.Tensor]:
+    """The letter, and what it has no room for."""
+    letter = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
+    letter[:SIZE_BYTES].view(torch.int64)[0] = told.numel()
+    fits = min(told.numel(), LETTER_BYTES - SIZE_BYTES)
+    letter[SIZE_BYTES : SIZE_BYTES + fits] = told[:fits]
+    return [letter, told[fits:]] if fits < told.numel() else [letter]
+
+
+def _await(works: list[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
 
 
 def _packed(content: Any) -> torch.Tensor:

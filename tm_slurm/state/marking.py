@@ -24,6 +24,8 @@ from tm_slurm.state.entries import (
 )
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.generators import read_generator, read_generators, write_generator, write_generators
+from tm_slurm.state.private import told_of
+from tm_slurm.state.tree import Json, encode
 
 
 @dataclass
@@ -36,6 +38,21 @@ class Mark:
     _objects: list[tuple[str, Any, Any]]
     _buffers: list[torch.Tensor]
     _kept: list[torch.Tensor] = field(repr=False)
+
+    @property
+    def tells_buffers(self) -> bool:
+        """Whether the modules' buffers, if there are any, are small enough to be told."""
+        return bool(told_of(self._buffers))
+
+    def private(self) -> Json:
+        """What `take_private` would have found at the start of the step."""
+        read = [*self._generators, *self._objects]
+        return {
+            "entries": {key: encode(content, path=key) for key, _, content in read},
+            "objects": [key for key, _, _ in self._objects],
+            "generators": encode(self._globals, path="generators"),
+            "buffers": encode(told_of(self._kept), path="buffers"),
+        }
 
     def rewind(self) -> None:
         """Puts generators, data objects and buffers back to the start of the step, and drops the gradients.

@@ -26,12 +26,17 @@ BUFFER_LIMIT_BYTES = 1 << 18
 def private_buffers(state: Mapping[str, Any]) -> list[torch.Tensor]:
     """The modules' buffers, as far as they are small enough to be told: running statistics differ between
     ranks."""
-    buffers = [b for _, kind, value in state_entries(state) if kind == MODULE for b in value.buffers()]
+    return told_of([b for _, kind, value in state_entries(state) if kind == MODULE for b in value.buffers()])
+
+
+def told_of(buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """All of the modules' buffers, or none, if they are too large together."""
     return buffers if sum(b.numel() * b.itemsize for b in buffers) <= BUFFER_LIMIT_BYTES else []
 
 
 def take_private(state: Mapping[str, Any]) -> Json:
-    """JSON-safe. Raises StateError naming the path of anything that cannot be moved exactly."""
+    """JSON-safe. Raises StateError naming the path of anything that cannot be moved exactly. At the beginning
+    of a step `Mark.private` has the same, and has read it already."""
     entries: dict[str, Json] = {}
     objects: list[str] = []
     for key, kind, value in state_entries(state):

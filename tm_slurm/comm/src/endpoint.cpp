@@ -35,6 +35,11 @@ class Waker final : public Source {
   }
 };
 
+// For the other side, too, although a process that was forked from this one has the connection as well.
+void end(const Source& source) {
+  if (source.fd >= 0) ::shutdown(source.fd, SHUT_RDWR);
+}
+
 [[noreturn]] void no(const std::string& what) {
   throw TransportError({Fault::kFailed, what + ": " + std::strerror(errno), -1});
 }
@@ -133,7 +138,11 @@ void Endpoint::close() {
     peer->greeting = nullptr;
   }
   prepared_.clear();
-  for (auto& [key, link] : links_) link->detach();
+  for (auto& [key, link] : links_) {
+    link->detach();
+    end(*link);
+  }
+  for (auto& source : retired_) end(*source);
   links_.clear();
   greetings_.clear();
   retired_.clear();
@@ -189,7 +198,8 @@ void Endpoint::loop() {
     wake_at_ = wait > 0 ? now() + std::chrono::milliseconds(wait) : TimePoint{};
     lock.unlock();
     deliver(finished);
-    closing.clear();  // closing a link can take milliseconds
+    for (auto& source : closing) end(*source);  // can take milliseconds
+    closing.clear();
     int count = ::epoll_wait(epoll_, events, 64, wait);
     while (contenders_.load(std::memory_order_relaxed) > 0) std::this_thread::yield();
     lock.lock();

@@ -196,8 +196,10 @@ void Endpoint::open_link(Peer& peer) {
   dialling_.erase(&peer);
   peer.backoff = std::chrono::milliseconds(5);
   peer.problem.clear();
-  for (Recv* recv : peer.recvs)
+  for (Recv* recv : peer.recvs) {
+    if (!peer.link) return;  // what was said last found it broken
     if (recv->large() && !recv->granted) grant(*recv);
+  }
 }
 
 void Endpoint::retire(Link& link) {
@@ -209,6 +211,8 @@ void Endpoint::retire(Link& link) {
     auto it = prepared.links.find(link.peer.rank);
     if (it != prepared.links.end() && it->second == &link) prepared.links.erase(it);
   }
+  // Closing is not enough: a process that was forked meanwhile has the connection, too.
+  ::epoll_ctl(epoll_, EPOLL_CTL_DEL, link.fd, nullptr);
   auto it = links_.find(&link);
   retired_.push_back(std::move(it->second));
   links_.erase(it);

@@ -133,8 +133,9 @@ void Endpoint::post(Send& send) {
     }
   }
   if (send.has_frame()) {
-    to.link->write(kMaxFrameBytes);
-    make_ready(*to.link);
+    Link& link = *to.link;  // when the write finds it broken, the peer has it no more
+    link.write(kMaxFrameBytes);
+    make_ready(link);
   }
 }
 
