@@ -121,7 +121,7 @@ def test_a_send_that_finds_the_link_broken_fails() -> None:
 
 
 def test_a_forked_process_holds_no_link_open() -> None:
-    """As the workers of a DataLoader do not, which have every descriptor that was open when they were made."""
+    """As the workers of a DataLoader do not, which have every descriptor that was open before them."""
     with world(2) as w:
         all_reduce(w.backends, 10)
         child = os.fork()

@@ -31,8 +31,8 @@ TOLD_LIMIT_BYTES = MAX_FRAME_BYTES - (4 << 20)
 
 SIZE_BYTES = 8
 LETTER_BYTES = 16 << 10
-"""Of the message that every buddy gets, whatever is told: first how many bytes that has, then as much of it as
-there is room for. What three generators are told in has 14 KB; the rest, if any, follows in another message."""
+"""Of the message that every buddy gets, whatever is told: first how many bytes that has, then as much of it
+as there is room for (three generators take 14 KB); the rest, if any, follows in another message."""
 
 BUDDIES = 2
 """A rank and its neighbour may be lost at once; and a successor has been told nothing yet."""
