@@ -34,6 +34,7 @@ class Endpoint:
 _Call = tuple[int, str, int, int, int, Sequence[Tensor | None]]
 
 class Tape:
+    def forget(self) -> None: ...
     @staticmethod
     def recorder(limit_bytes: int, /) -> Tape: ...
     @staticmethod

@@ -8,6 +8,7 @@ order that rank 0 has told all), kernels compiled, memory allocated.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,7 @@ class Sandbox:
         self._why_alone = ""
         self._endpoint.share_sandbox(batch, limit_s=BATCH_LIMIT_S)
         self._endpoint.sandbox = True
-        self._drop_tape()
+        self._drop_tape().join()  # a standby never holds two
         self._recording = recording
         if recording is not None:
             self._tape = Tape.player(
@@ -71,11 +72,14 @@ class Sandbox:
         self._why_alone = self._why_alone or self._endpoint.why_alone
         self._endpoint.share_sandbox((), limit_s=0)
 
-    def _drop_tape(self) -> None:
+    def _drop_tape(self) -> threading.Thread:
+        """Its memory is given back in the thread: that takes milliseconds, and this may be the pause of a
+        switch."""
         self._endpoint.attach(None)
-        if self._tape is not None:
-            self._tape.take()
-        self._tape = self._recording = None
+        tape, self._tape, self._recording = self._tape, None, None
+        forgets = threading.Thread(target=tape.forget if tape is not None else None, name="tm-forgets")
+        forgets.start()
+        return forgets
 
     def begin_step(self, step: int) -> None:
         """Step `step` begins, counted from the start of the job; steps beyond those that were recorded are

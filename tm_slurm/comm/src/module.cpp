@@ -87,6 +87,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       })
       .def("begin_step", &Tape::begin_step, Release())
       .def("take", [](Tape& tape) { return delta::tuples_of(tape.take()); })
+      .def("forget", [](Tape& tape) { tape.take(); }, Release())
       .def_property_readonly("overflowed", &Tape::overflowed)
       .def_property_readonly("held_bytes", &Tape::held_bytes)
       .def_property_readonly("answered", &Tape::answered)
