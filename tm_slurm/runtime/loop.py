@@ -79,6 +79,7 @@ class Runtime(StandingBy):
         """of those that were built together with this rank. Two steps long they have something to agree on (a
         DistributedDataParallel makes its buckets anew in the second) that a standby has done already."""
         self._warmed_up = False
+        self._shape = None
 
     def _number_of_steps(self, steps: int | None) -> int:
         configured = self._worker.config.train.steps if self._worker is not None else None

@@ -1,6 +1,7 @@
 """The sandbox (TrainMover §4): a standby warms up alone, no call leaves the process."""
 
 from tm_slurm.sandbox.groups import forget_groups, forget_role, import_what_comes_late
+from tm_slurm.sandbox.imitation import Shape, shape_of
 from tm_slurm.sandbox.recorder import Recorder
 from tm_slurm.sandbox.recording import Call, Recording, layout_of
 from tm_slurm.sandbox.role_class import role_class_of
@@ -14,6 +15,7 @@ __all__ = [
     "Recording",
     "RecordingError",
     "Sandbox",
+    "Shape",
     "find",
     "forget_groups",
     "forget_role",
@@ -24,4 +26,5 @@ __all__ = [
     "role_class_of",
     "roles_of",
     "shadow_steps_of_another_role",
+    "shape_of",
 ]

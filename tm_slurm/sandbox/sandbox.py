@@ -8,17 +8,25 @@ order that rank 0 has told all), kernels compiled, memory allocated.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
 from tm_slurm.comm import Endpoint
 from tm_slurm.comm._tm import Tape
+from tm_slurm.sandbox.imitation import (
+    Shape,
+    can_be_imitated,
+    forget_imitation,
+    imitate,
+    replicated,
+    shape_of,
+)
 from tm_slurm.sandbox.recording import Recording
+
+log = logging.getLogger("tm_slurm.sandbox")
 
 BATCH_LIMIT_S = 20.0
 """So long a joiner waits for another one of its batch in one call; then it warms up alone."""
@@ -104,14 +112,38 @@ class Sandbox:
     def rebuild_buckets(self, state: Mapping[str, Any]) -> None:
         """After the first shadow iteration: what DDP does before its second forward, without that."""
         self.begin_step(1)
-        for part in _replicated(state):
+        for part in replicated(state):
             part.reducer._rebuild_buckets()
+
+    def imitate(self, state: Mapping[str, Any], shape: Shape) -> bool:
+        """In place of the shadow iterations: make `state`, which was just built, what they would have made of
+        it. Whether it now has the `shape` that another role of this class had after them; if not, they are
+        needed. Without a recording nobody knows the order of DDP's buckets, and they are, too."""
+        if self._tape is None or not can_be_imitated(state):
+            return False
+        self._endpoint.attach(None)  # it has the answers to other calls
+        try:
+            imitate(state)
+            self._endpoint.attach(self._tape)
+            self.rebuild_buckets(state)
+            if shape_of(state) == shape:
+                return True
+        except Exception as error:  # of an optimizer or a hook of the user's, or of torch: it need not work
+            self._endpoint.attach(self._tape)
+            log.warning("this role needs a shadow iteration: it cannot be imitated reason=%r", error)
+        forget_imitation(state)
+        return False
+
+    @property
+    def role_class(self) -> str | None:
+        """That of the role which was built last; None without a recording."""
+        return self._recording.role_class if self._recording is not None else None
 
 
 def least_steps(state: Mapping[str, Any]) -> int:
     """After how many steps every further one is like the last: DDP rebuilds its buckets before the second
     forward, with a static graph before the third."""
-    parts = list(_replicated(state))
+    parts = list(replicated(state))
     return 3 if any(part.static_graph for part in parts) else 2 if parts else 1
 
 
@@ -120,9 +152,3 @@ def shadow_steps_of_another_role(state: Mapping[str, Any], wanted: int) -> int:
     their state (see `Sandbox.rebuild_buckets`); with a static graph of DDP all."""
     least = least_steps(state)
     return max(wanted, least) if least > 2 else 1
-
-
-def _replicated(state: Mapping[str, Any]) -> Iterator[DistributedDataParallel]:
-    for value in state.values():
-        if isinstance(value, torch.nn.Module):
-            yield from (part for part in value.modules() if isinstance(part, DistributedDataParallel))

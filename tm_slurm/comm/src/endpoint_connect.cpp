@@ -179,9 +179,9 @@ void Endpoint::adopt(Greeting& greeting, Peer& peer, uint64_t incarnation, Prepa
   counters.links_opened++;
   if (staged_in) {
     opened->staged = true;
-    Link*& slot = staged_in->links[peer.rank];
-    if (slot) retire(*slot);
-    slot = opened;
+    auto before = staged_in->links.find(peer.rank);
+    if (before != staged_in->links.end()) retire(*before->second);  // which takes it out of there
+    staged_in->links[peer.rank] = opened;
   } else {
     if (peer.greeting) stop_greeting(*peer.greeting);
     peer.link = opened;

@@ -189,7 +189,7 @@ void Endpoint::dial(uint32_t epoch, const std::vector<int>& ranks, double timeou
       if (!other.known)
         throw TransportError({Fault::kFailed, "dial: rank " + std::to_string(rank) + " is not among the peers", rank});
       other.refused = false;
-      other.lost.reset();
+      other.found_again();
       other.dial_wanted = true;
       other.next_attempt = now();
       want_link(other);
@@ -304,7 +304,7 @@ void Endpoint::update(uint32_t epoch, const std::map<int, Address>& peers) {
     other.address = address;
     other.since = epoch;
     other.refused = false;
-    other.lost.reset();
+    other.found_again();
     other.next_attempt = TimePoint{};
     if (needed(other)) want_link(other);
   }

@@ -171,6 +171,11 @@ struct Peer {
   std::chrono::milliseconds backoff{5};
   std::string problem;       // why the last attempt failed
   bool refused = false;      // for good
+
+  void found_again() {
+    lost.reset();
+    std::erase_if(leftover, [](const Unexpected& message) { return message.offer; });  // it will be made anew
+  }
 };
 
 struct Group {
