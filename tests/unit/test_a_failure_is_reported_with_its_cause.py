@@ -11,6 +11,7 @@ import pytest
 from decisions_world import World
 
 from tm_slurm.agent.ranks import TRACEBACK_CHARS, _end_of, last_traceback
+from tm_slurm.coordinator.resolving import where_it_crashed
 from tm_slurm.submit.verdict import end_by_verdict
 
 ONE = """Traceback (most recent call last):
@@ -29,6 +30,10 @@ ValueError: this batch is broken"""
 
 CRASH = """Fatal Python error: Segmentation fault
 
+Thread 0x00007f657a9c2b81 (most recent call first):
+  File "threading.py", line 324 in wait
+  File "threading.py", line 607 in run
+
 Current thread 0x00007f657a9c2b80 (most recent call first):
   File "model.py", line 13 in kernel
   File "train.py", line 5 in <module>"""
@@ -46,9 +51,13 @@ def test_a_crash_in_native_code_says_where_it_was(tmp_path: Path) -> None:
     world.start()
     failing = {"rank": 3, "step": 7, "position": {}}
     for node, slot in (("n3", 1), ("n6", 0)):
-        world.dies(node, slot, how="signal SIGSEGV", code=-11, tail=f"{ONE}\n{CRASH}\n", failing=failing)
+        world.dies(
+            node, slot, how="signal SIGSEGV", code=-11, tail=CRASH[-60:], traceback=CRASH, failing=failing
+        )
     (end,) = world.ends()
     assert end.reason.endswith('its log: x.log): File "model.py", line 13 in kernel')
+    assert where_it_crashed(CRASH.replace("Current t", "T")) == "Fatal Python error: Segmentation fault"
+    assert where_it_crashed(ONE) == ""
 
 
 def test_a_rank_process_writes_where_it_crashed(tmp_path: Path) -> None:

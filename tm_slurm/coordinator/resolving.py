@@ -15,6 +15,7 @@ anew        nobody has committed anything yet: everybody builds again
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from tm_slurm.coordinator.deciding import Input
@@ -27,11 +28,24 @@ STRIPED_FROM_BYTES = 64 << 20
 
 STRIPED_OVER = 4
 
+CRASH = "Fatal Python error: "
+"""What faulthandler writes of a crash in native code begins so."""
+
 FAILURE_FIELDS = ("rank", "node", "step", "position", "how", "traceback", "log")
 """What a verdict says of the rank that failed first."""
 
 REDONE_LIMIT = 5
 """How often a step is done again for failures in which no rank was lost."""
+
+
+def where_it_crashed(traceback: str) -> str:
+    """Of what faulthandler has written: the innermost Python frame of the thread that crashed, or what it is,
+    if that thread runs no Python; empty for any other traceback."""
+    lines = [line.strip() for line in traceback.splitlines()]
+    if not lines or not lines[0].startswith(CRASH):
+        return ""
+    in_order = itertools.dropwhile(lambda line: not line.startswith("Current thread "), lines)
+    return next((line for line in in_order if line.startswith("File ")), lines[0])
 
 
 class Resolving(Shrinking):
@@ -346,9 +360,8 @@ class Resolving(Shrinking):
         was."""
         first = self.state.crashes[0]
         words = [line.strip() for line in first["last_words"].splitlines() if line.strip()]
-        crash = next((k for k, line in enumerate(words) if line.startswith("Fatal Python error: ")), None)
-        if crash is not None:  # the innermost frame comes first there
-            words = [line for line in words[crash:] if line.startswith("File ")][:1] or words
+        if crash := where_it_crashed(first["traceback"]):
+            words = [crash]
         last = f": {words[-1][:300]}" if words else ""
         ranks = first["rank"] if first.get("rank") is not None else ", ".join(map(str, first["ranks"]))
         step = f" in step {first['step']}" if first.get("step") is not None else ""

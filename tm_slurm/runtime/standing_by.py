@@ -114,8 +114,11 @@ class StandingBy(Naive):
             if cold and not worker.config.comm.delta_groups:
                 steps = 0
             alike = again and not peers and recording is not None and recording.role_class == class_before
-            if alike and self._shape is not None and worker.sandbox.imitate(self.state, self._shape):
-                steps = 0
+            if alike and steps and self._shape is not None and worker.sandbox.can_imitate(self.state):
+                if worker.sandbox.imitate(self.state, self._shape):
+                    steps = 0
+                else:
+                    self._enter(worker, rank=rank, world_size=world_size, epoch=0, peers=peers)
             for step in worker.sandbox.shadow_steps(steps):
                 self._vote.open()
                 yield self.state, step
@@ -190,8 +193,8 @@ class StandingBy(Naive):
             return self._replace_anew(worker, order)
         began = time.monotonic()
         if worker.rank != int(order["rank"]):
-            recording = await_recording(worker, int(order["rank"]), wait_s=0)
-            yield from self._warm_up(worker, order, recording)
+            # kept by nobody here: to give it back takes milliseconds
+            yield from self._warm_up(worker, order, await_recording(worker, int(order["rank"]), wait_s=0))
         times = {"warm_s": time.monotonic() - began}
         if back_to is not None:
             return self._replace_from_store(worker, order, times)

@@ -24,7 +24,7 @@ def role_class_of(state: Mapping[str, Any]) -> str:
     """The class of the role that was built last in this process, good as the name of a folder: "only",
     "first", "middle", "last", or what the user calls it, and a fingerprint of shapes and groups."""
     named = state.get(NAME_KEY)
-    name = named if isinstance(named, str) and named else stage_name(*(_stage(state) or (0, 1)))
+    name = named if isinstance(named, str) and named else stage_name(*(stage_of(state) or (0, 1)))
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:LONGEST_NAME] or "named"
     text = repr((list(_shapes(state)), list(_group_sizes())))
     return f"{name}-{xxhash.xxh3_64_hexdigest(text.encode())[:12]}"
@@ -37,7 +37,7 @@ def stage_name(index: int, count: int) -> str:
     return "first" if index == 0 else "last" if index == count - 1 else "middle"
 
 
-def _stage(state: Mapping[str, Any]) -> tuple[int, int] | None:
+def stage_of(state: Mapping[str, Any]) -> tuple[int, int] | None:
     """(index, count) of this rank's pipeline stage: of a stage or schedule in the state, else its place in a
     group that a device mesh made for a dimension called pp."""
     for value in state.values():

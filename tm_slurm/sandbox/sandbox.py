@@ -19,7 +19,6 @@ from tm_slurm.comm._tm import Tape
 from tm_slurm.sandbox.imitation import (
     Shape,
     can_be_imitated,
-    forget_imitation,
     imitate,
     replicated,
     shape_of,
@@ -27,6 +26,9 @@ from tm_slurm.sandbox.imitation import (
 from tm_slurm.sandbox.recording import Recording
 
 log = logging.getLogger("tm_slurm.sandbox")
+
+BUILDING = -1
+"""The step in which a role is built."""
 
 BATCH_LIMIT_S = 20.0
 """So long a joiner waits for another one of its batch in one call; then it warms up alone."""
@@ -115,24 +117,32 @@ class Sandbox:
         for part in replicated(state):
             part.reducer._rebuild_buckets()
 
+    def can_imitate(self, state: Mapping[str, Any]) -> bool:
+        """Whether `imitate` may do for this role, which was just built. Without a recording nobody knows the
+        order of DDP's buckets."""
+        return self._recording is not None and can_be_imitated(state, self._recording)
+
     def imitate(self, state: Mapping[str, Any], shape: Shape) -> bool:
-        """In place of the shadow iterations: make `state`, which was just built, what they would have made of
-        it. Whether it now has the `shape` that another role of this class had after them; if not, they are
-        needed. Without a recording nobody knows the order of DDP's buckets, and they are, too."""
-        if self._tape is None or not can_be_imitated(state):
-            return False
+        """In place of the shadow iterations: make `state` what they would have made of it. Whether it is so
+        now, with the `shape` that another role of this class had after them; if not, it must be built
+        anew."""
+        tape = self._tape
+        assert tape is not None
         self._endpoint.attach(None)  # it has the answers to other calls
         try:
             imitate(state)
-            self._endpoint.attach(self._tape)
+            if shape_of(state) != shape:
+                return False
+            self._endpoint.attach(tape)
+            missed = tape.missed
             self.rebuild_buckets(state)
-            if shape_of(state) == shape:
-                return True
+            return tape.missed == missed
         except Exception as error:  # of an optimizer or a hook of the user's, or of torch: it need not work
-            self._endpoint.attach(self._tape)
-            log.warning("this role needs a shadow iteration: it cannot be imitated reason=%r", error)
-        forget_imitation(state)
-        return False
+            log.warning("this role cannot be imitated reason=%r", error)
+            return False
+        finally:
+            self._endpoint.attach(tape)
+            tape.begin_step(BUILDING)
 
     @property
     def role_class(self) -> str | None:
