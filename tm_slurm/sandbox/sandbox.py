@@ -62,7 +62,8 @@ class Sandbox:
         self._why_alone = ""
         self._endpoint.share_sandbox(batch, limit_s=BATCH_LIMIT_S)
         self._endpoint.sandbox = True
-        self._drop_tape().join()  # a standby never holds two
+        if (tape := self._detach_tape()) is not None:
+            tape.forget()  # a standby never holds two
         self._recording = recording
         if recording is not None:
             self._tape = Tape.player(
@@ -75,21 +76,19 @@ class Sandbox:
         by now."""
         self._endpoint.sandbox = False
         self.leave_batch()
-        self._drop_tape()
+        if (tape := self._detach_tape()) is not None:
+            # this may be the pause of a switch, and giving back memory takes milliseconds
+            threading.Thread(target=tape.forget, name="tm-forgets").start()
 
     def leave_batch(self) -> None:
         """From now on all are answered alone again."""
         self._why_alone = self._why_alone or self._endpoint.why_alone
         self._endpoint.share_sandbox((), limit_s=0)
 
-    def _drop_tape(self) -> threading.Thread:
-        """Its memory is given back in the thread: that takes milliseconds, and this may be the pause of a
-        switch."""
+    def _detach_tape(self) -> Tape | None:
         self._endpoint.attach(None)
         tape, self._tape, self._recording = self._tape, None, None
-        forgets = threading.Thread(target=tape.forget if tape is not None else None, name="tm-forgets")
-        forgets.start()
-        return forgets
+        return tape
 
     def begin_step(self, step: int) -> None:
         """Step `step` begins, counted from the start of the job; steps beyond those that were recorded are

@@ -24,8 +24,8 @@ from tm_slurm.state.entries import (
 )
 from tm_slurm.state.errors import StateError
 from tm_slurm.state.generators import read_generator, read_generators, write_generator, write_generators
-from tm_slurm.state.private import told_of
-from tm_slurm.state.tree import Json, encode
+from tm_slurm.state.private import as_told, told_of
+from tm_slurm.state.tree import Json
 
 
 @dataclass
@@ -46,13 +46,9 @@ class Mark:
 
     def private(self) -> Json:
         """What `take_private` would have found at the start of the step."""
-        read = [*self._generators, *self._objects]
-        return {
-            "entries": {key: encode(content, path=key) for key, _, content in read},
-            "objects": [key for key, _, _ in self._objects],
-            "generators": encode(self._globals, path="generators"),
-            "buffers": encode(told_of(self._kept), path="buffers"),
-        }
+        generators = {key: content for key, _, content in self._generators}
+        objects = {key: content for key, _, content in self._objects}
+        return as_told(generators, objects, self._globals, told_of(self._kept))
 
     def rewind(self) -> None:
         """Puts generators, data objects and buffers back to the start of the step, and drops the gradients.

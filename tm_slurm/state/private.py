@@ -37,19 +37,30 @@ def told_of(buffers: list[torch.Tensor]) -> list[torch.Tensor]:
 def take_private(state: Mapping[str, Any]) -> Json:
     """JSON-safe. Raises StateError naming the path of anything that cannot be moved exactly. At the beginning
     of a step `Mark.private` has the same, and has read it already."""
-    entries: dict[str, Json] = {}
-    objects: list[str] = []
+    generators: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     for key, kind, value in state_entries(state):
         if kind == GENERATOR:
-            entries[key] = encode(read_generator(value, key), path=key)
+            generators[key] = read_generator(value, key)
         elif kind == OBJECT:
-            entries[key] = encode(value.state_dict(), path=key)
-            objects.append(key)
+            objects[key] = value.state_dict()
+    return as_told(generators, objects, read_generators(), private_buffers(state))
+
+
+def as_told(
+    generators: Mapping[str, Any],
+    objects: Mapping[str, Any],
+    global_ones: Mapping[str, Any],
+    buffers: list[torch.Tensor],
+) -> Json:
+    """What was read of a state, as it is told: by key, what generators and objects are; global generators;
+    the buffers that are small enough."""
+    read = {**generators, **objects}
     return {
-        "entries": entries,
-        "objects": objects,
-        "generators": global_generators(),
-        "buffers": take_buffers(state),
+        "entries": {key: encode(content, path=key) for key, content in read.items()},
+        "objects": list(objects),
+        "generators": encode(global_ones, path="generators"),
+        "buffers": encode(buffers, path="buffers"),
     }
 
 
